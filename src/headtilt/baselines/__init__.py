@@ -1,0 +1,1 @@
+"""What ITS is compared with."""

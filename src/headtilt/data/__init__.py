@@ -1,0 +1,1 @@
+"""Data sets and the perturbed test sets made from them."""

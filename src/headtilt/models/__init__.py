@@ -1,0 +1,1 @@
+"""The paper's networks and the weights that come with the package."""

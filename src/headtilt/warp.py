@@ -1,0 +1,98 @@
+"""Resampling of images under affine poses: aspect-correct, batched, always from the original image."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headtilt.errors import OptionError, ShapeError, one_of
+
+Padding = Literal["zeros", "border", "reflection"] | float | tuple[float, ...]
+Interpolation = Literal["bilinear", "nearest", "bicubic"]
+
+
+def warp(
+    images: Tensor, poses: Tensor, *, padding: Padding = "zeros", interpolation: Interpolation = "bilinear"
+) -> Tensor:
+    """Return the images with their content moved by the poses, in the same shape and dtype.
+
+    Args:
+        images: (B, C, H, W) raw pixels, floating point. Normalise afterwards: padding is in pixel values.
+        poses: (B, 3, 3), or (N, 3, 3) for a single image, which then gives (N, C, H, W).
+        padding: What lies outside: "zeros", "border", "reflection", one number, or one number per channel.
+        interpolation: "bilinear", "nearest" or "bicubic".
+
+    Convention:
+        Poses act on centred isotropic coordinates (x right, y down, the longer side spans [−1, 1]), so a rotation stays
+        a rotation on any aspect ratio. ``warp(warp(x, a), b) ≈ warp(x, b @ a)``. `align_corners` is False.
+    """
+    check_images(images)
+    one_of("interpolation", interpolation, ("bilinear", "nearest", "bicubic"))
+    if poses.ndim != 3 or poses.shape[-2:] != (3, 3):
+        raise ShapeError(f"poses must be (B, 3, 3); got {tuple(poses.shape)}.")
+    if len(images) != len(poses) and len(images) != 1:
+        raise ShapeError(f"poses must be as many as images; got {len(poses)} poses for {len(images)} images.")
+    height, width = images.shape[-2:]
+    exact = images.dtype if images.dtype == torch.float64 else torch.float32
+    grid = sampling_grid(poses.to(images.device), height, width).to(exact)
+    source = images.to(exact).expand(len(poses), -1, -1, -1)
+    return resample(source, grid, padding, interpolation).to(images.dtype)
+
+
+def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
+    """Return where each output pixel comes from, (B, H, W, 2), in the [−1, 1] coordinates of `grid_sample`."""
+    inverse = torch.linalg.inv(poses if poses.dtype == torch.float64 else poses.float())
+    longer = max(height, width)
+    aspect_x, aspect_y = width / longer, height / longer
+    x = _pixel_centres(width, inverse) * aspect_x
+    y = _pixel_centres(height, inverse) * aspect_y
+
+    def along(row: int, aspect: float) -> Tensor:
+        over_x = inverse[:, row, 0, None] * x + inverse[:, row, 2, None]
+        over_y = inverse[:, row, 1, None] * y
+        return (over_x[:, None, :] + over_y[:, :, None]) / aspect
+
+    return torch.stack([along(0, aspect_x), along(1, aspect_y)], dim=-1)
+
+
+def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Interpolation) -> Tensor:
+    """Return `images` (B, C, H, W) read at `grid` (B, H, W, 2), with any padding that `warp` takes."""
+    if isinstance(padding, str):
+        one_of("padding", padding, ("zeros", "border", "reflection"))
+        return F.grid_sample(images, grid, mode=interpolation, padding_mode=padding, align_corners=False)
+    colour = padding_colour(padding, images)
+    shifted = F.grid_sample(images - colour, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
+    return shifted + colour
+
+
+def padding_colour(padding: float | tuple[float, ...], images: Tensor) -> Tensor:
+    """Return a constant padding as (1, C, 1, 1) or (1, 1, 1, 1)."""
+    try:
+        colour = torch.as_tensor(padding, dtype=images.dtype, device=images.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(f"padding must be a word, a number or a number per channel; got {padding!r}.") from error
+    if colour.ndim > 1 or (colour.ndim == 1 and len(colour) != images.shape[1]):
+        raise OptionError(f"padding must be one number or {images.shape[1]} numbers, one per channel; got {padding!r}.")
+    return colour.reshape(1, -1, 1, 1)
+
+
+def check_images(images: object, name: str = "images") -> None:
+    """Raise `ShapeError` unless `images` is a non-empty floating-point (B, C, H, W) tensor."""
+    if not isinstance(images, Tensor):
+        raise ShapeError(f"{name} must be a tensor (B, C, H, W); got {type(images).__name__}. Use torch.as_tensor.")
+    if images.ndim != 4:
+        axes = {2: f"{name}[None, None]", 3: f"{name}[None]"}.get(images.ndim)
+        fix = f" Add batch and channel axes: {axes}." if axes else ""
+        raise ShapeError(f"{name} must be (B, C, H, W); got {tuple(images.shape)}.{fix}")
+    if 0 in images.shape:
+        raise ShapeError(f"{name} must hold at least one image and pixel; got {tuple(images.shape)}.")
+    if not images.is_floating_point():
+        raise ShapeError(f"{name} must be floating point; got {images.dtype}. For bytes use {name}.float() / 255.")
+
+
+def _pixel_centres(size: int, like: Tensor) -> Tensor:
+    """Return the centres of `size` pixels on [−1, 1]."""
+    return (2 * torch.arange(size, dtype=like.dtype, device=like.device) + 1) / size - 1
