@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headtilt.errors import OptionError, ShapeError, one_of
+from headtilt.groups import invert
 
 Padding = Literal["zeros", "border", "reflection"] | float | tuple[float, ...]
 Interpolation = Literal["bilinear", "nearest", "bicubic"]
@@ -44,7 +45,7 @@ def warp(
 
 def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
     """Return where each output pixel comes from, (B, H, W, 2), in the [−1, 1] coordinates of `grid_sample`."""
-    inverse = torch.linalg.inv(poses if poses.dtype == torch.float64 else poses.float())
+    inverse = invert(poses if poses.dtype == torch.float64 else poses.float())
     longer = max(height, width)
     aspect_x, aspect_y = width / longer, height / longer
     x = _pixel_centres(width, inverse) * aspect_x

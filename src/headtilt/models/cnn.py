@@ -11,8 +11,8 @@ from headtilt.errors import OptionError
 class SmallCNN(nn.Module):
     """The paper's small network (MNIST, Fashion-MNIST): three 5×5 convolutions of 8, 16 and 16 channels.
 
-    GELU after each convolution, 2×2 max-pooling after the second and third, two linear layers with GELU and 50 % dropout
-    between them. The paper is silent on padding (none here) and on the hidden width (32 here).
+    GELU after each convolution, 2×2 max-pooling after the second and third, two linear layers with GELU and 50 %
+    dropout between them. The paper is silent on padding (none here) and on the hidden width (32 here).
     """
 
     def __init__(self, classes: int = 10, channels: int = 1, size: int = 28, hidden: int = 32) -> None:
