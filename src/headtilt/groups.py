@@ -233,7 +233,7 @@ def invert(matrix: Tensor) -> Tensor:
     entries = [d, -b, b * y - d * x, -c, a, c * x - a * y]
     upper = torch.stack(entries, dim=-1) / determinant[..., None]
     bottom = matrix.new_tensor([0.0, 0.0, 1.0]).expand(*upper.shape[:-1], 3)
-    return torch.cat([upper, bottom], dim=-1).unflatten(-1, (3, 3))
+    return torch.cat([upper, bottom], dim=-1).reshape(matrix.shape)
 
 
 def _direction(angle: float) -> tuple[float, float]:
