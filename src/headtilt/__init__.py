@@ -1,3 +1,49 @@
 """headtilt: spatial robustness for any trained image classifier, at inference, without retraining."""
 
+from headtilt.errors import DataError, HeadtiltError, MissingExtraError, ModelError, OptionError, ShapeError
+from headtilt.evidence import Evidence
+from headtilt.groups import (
+    compose,
+    decompose,
+    reflection,
+    rotation,
+    scale,
+    shear,
+    shear_x,
+    shear_y,
+    translate,
+    translate_x,
+    translate_y,
+)
+from headtilt.presets import paper3, paper5
+from headtilt.result import SearchResult
+from headtilt.warp import warp
+from headtilt.wrapper import ITS
+
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "ITS",
+    "DataError",
+    "Evidence",
+    "HeadtiltError",
+    "MissingExtraError",
+    "ModelError",
+    "OptionError",
+    "SearchResult",
+    "ShapeError",
+    "compose",
+    "decompose",
+    "paper3",
+    "paper5",
+    "reflection",
+    "rotation",
+    "scale",
+    "shear",
+    "shear_x",
+    "shear_y",
+    "translate",
+    "translate_x",
+    "translate_y",
+    "warp",
+]

@@ -1,0 +1,359 @@
+"""What the classifier says of each view: chunked passes, Monte-Carlo dropout, and a model that leaves as it came."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from headtilt.errors import ModelError, OptionError, at_least
+from headtilt.warp import Interpolation, Padding, warp
+
+# Elements of input per chunk. Small chunks stay in the CPU's cache: one of 4,096 views of 28×28 costs four times as
+# much per view as chunks of 64 to 1,024. A GPU wants enough work per launch.
+CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
+CHUNK_RANGE = {"cpu": (8, 512), "cuda": (64, 16_384)}
+SAMPLED_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+Model = nn.Module | Callable[[Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a classifier says of views of any leading shape.
+
+    Attributes:
+        logits: (…, Y). Their softmax is the mean softmax over the dropout passes, their logsumexp the mean logsumexp;
+            with one deterministic pass they are the model's own logits.
+        features: (…, D), the penultimate features, or None where nobody asked for them.
+    """
+
+    logits: Tensor
+    features: Tensor | None = None
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log of the mean prediction (…, Y)."""
+        return self.logits.log_softmax(dim=-1)
+
+    @property
+    def energy(self) -> Tensor:
+        """Mean energy E = −logsumexp (…); low where the model is familiar with the view."""
+        return -self.logits.logsumexp(dim=-1)
+
+    @property
+    def labels(self) -> Tensor:
+        """Most probable class (…)."""
+        return self.logits.argmax(dim=-1)
+
+
+class Predictor:
+    """Evidence of a model on images or on views of them, in bounded memory and without autograd.
+
+    Args:
+        model: An `nn.Module` or any callable (B, C, H, W) → logits (B, Y); an object with `.logits` or a dict will do.
+        mc_passes: How many dropout masks to average over; 1 is the deterministic model.
+        mc_sampled: Sample the mask even for a single pass.
+        seed: Seed of the dropout masks. A pass is one mask per layer, shared by all views (the paper's W ← ΛW), so
+            results depend neither on chunks nor on the batch.
+        chunk: Views per forward pass; None chooses one from the device and the view's size.
+        autocast: Reduced-precision dtype for `torch.autocast`, or None.
+        output_key: Key or attribute that holds the logits where the model returns a dict or an object.
+        features: Module whose input is the feature vector, by name; "auto" takes the last linear layer; None for none.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        mc_passes: int = 1,
+        mc_sampled: bool = False,
+        seed: int = 0,
+        chunk: int | None = None,
+        autocast: torch.dtype | None = None,
+        output_key: str = "logits",
+        features: str | None = None,
+    ) -> None:
+        at_least("mc_passes", mc_passes, 1)
+        if chunk is not None:
+            at_least("chunk", chunk, 1)
+        if not callable(model):
+            raise ModelError(
+                f"model must be an nn.Module or a callable that returns logits; got {type(model).__name__}."
+            )
+        self.model = model
+        self.passes = mc_passes
+        self.sampled = mc_sampled or mc_passes > 1
+        self.seed = seed
+        self.chunk = chunk
+        self.autocast = autocast
+        self.output_key = output_key
+        self.features = features
+        self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
+        if self.sampled:
+            self._dropouts()
+
+    def __call__(self, images: Tensor) -> Evidence:
+        """Return the evidence (B, …) of the images (B, C, H, W) as they are."""
+        return self._chunked(len(images), images, lambda part: images[part])
+
+    def views(
+        self,
+        images: Tensor,
+        index: Tensor,
+        poses: Tensor,
+        *,
+        padding: Padding = "zeros",
+        interpolation: Interpolation = "bilinear",
+    ) -> Evidence:
+        """Return the evidence (V, …) of image `index[v]` seen under `poses[v]`, never more than a chunk in memory.
+
+        Args:
+            images: (B, C, H, W).
+            index: (V,), which image each view shows.
+            poses: (V, 3, 3).
+            padding: See `warp`.
+            interpolation: See `warp`.
+        """
+
+        def view(part: slice) -> Tensor:
+            return warp(images[index[part]], poses[part], padding=padding, interpolation=interpolation)
+
+        return self._chunked(len(poses), images, view)
+
+    def device_and_dtype(self, images: Tensor) -> tuple[torch.device, torch.dtype]:
+        """Return where the model lives and what it computes in; for a bare callable, what the images have."""
+        if isinstance(self.model, nn.Module):
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                if tensor.is_floating_point():
+                    return tensor.device, tensor.dtype
+        return images.device, images.dtype
+
+    def _chunked(self, count: int, images: Tensor, view: Callable[[slice], Tensor]) -> Evidence:
+        chunk = self.chunk or automatic_chunk(images)
+        device, dtype = self.device_and_dtype(images)
+        with torch.no_grad(), undisturbed(self.model), self._feature_tap() as taps:
+            parts = []
+            for start in range(0, count, chunk):
+                views = view(slice(start, start + chunk)).to(device=device, dtype=dtype)
+                parts.append(self._evidence(views, taps))
+        logits = torch.cat([part.logits for part in parts])
+        if bool(logits.isnan().any()):
+            raise ModelError("model returned NaN logits. Check its weights and the range its input expects.")
+        kept = [part.features for part in parts if part.features is not None]
+        return Evidence(logits, torch.cat(kept) if kept else None)
+
+    def _evidence(self, views: Tensor, taps: list[Tensor]) -> Evidence:
+        if not self.sampled:
+            logits = self._forward(views)
+            return Evidence(logits, _pooled(taps, 1, len(views)))
+        if self.batched_passes is None:
+            self.batched_passes = self._passes_agree(views, taps)
+        stacked = self._batched(views, self.passes) if self.batched_passes else self._one_by_one(views, self.passes)
+        features = _pooled(taps, self.passes, len(views))
+        log_probs = stacked.log_softmax(-1).logsumexp(0) - torch.tensor(float(self.passes)).log()
+        return Evidence(log_probs + stacked.logsumexp(-1).mean(0)[:, None], features)
+
+    def _passes_agree(self, views: Tensor, taps: list[Tensor]) -> bool:
+        """Return whether running the passes as one batch behind the first dropout layer is the plain computation."""
+        few = views[:2]
+        plain = self._one_by_one(few, 2)
+        try:
+            return torch.allclose(self._batched(few, 2), plain, rtol=1e-3, atol=1e-4)
+        except ModelError:
+            return False
+        finally:
+            taps.clear()
+
+    def _one_by_one(self, views: Tensor, passes: int) -> Tensor:
+        return torch.stack([self._masked(views, range(number, number + 1)) for number in range(passes)])
+
+    def _batched(self, views: Tensor, passes: int) -> Tensor:
+        return self._masked(views, range(passes)).reshape(passes, len(views), -1)
+
+    def _masked(self, views: Tensor, passes: range) -> Tensor:
+        with dropout_masks(self._dropouts(), passes, self.seed):
+            return self._forward(views, copies=len(passes))
+
+    def _dropouts(self) -> list[nn.Module]:
+        modules = self.model.modules() if isinstance(self.model, nn.Module) else ()
+        layers: list[nn.Module] = [module for module in modules if isinstance(module, SAMPLED_LAYERS) and module.p > 0]
+        if not layers:
+            raise OptionError(
+                "mc_passes > 1 needs a dropout layer with p > 0 to sample, and this model has none. Use mc_passes=1."
+            )
+        return layers
+
+    def _forward(self, views: Tensor, copies: int = 1) -> Tensor:
+        try:
+            with ExitStack() as stack:
+                if self.autocast is not None:
+                    stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
+                output = self.model(views)
+        except Exception as error:
+            raise ModelError(f"model raised on views of shape {tuple(views.shape)}: {error}") from error
+        return _as_logits(output, self.output_key, len(views) * copies)
+
+    @contextmanager
+    def _feature_tap(self) -> Iterator[list[Tensor]]:
+        """Collect the input of the feature layer in the list that is yielded."""
+        taps: list[Tensor] = []
+        if self.features is None:
+            yield taps
+            return
+        handle = feature_layer(self.model, self.features).register_forward_pre_hook(
+            lambda _, inputs: taps.append(inputs[0])
+        )
+        try:
+            yield taps
+        finally:
+            handle.remove()
+
+
+def feature_layer(model: Model, name: str = "auto") -> nn.Module:
+    """Return the module whose input serves as the feature vector: the one named, or the last linear layer."""
+    if not isinstance(model, nn.Module):
+        raise OptionError("features need an nn.Module; a plain callable has none that can be read.")
+    if name != "auto":
+        try:
+            return model.get_submodule(name)
+        except AttributeError as error:
+            raise OptionError(f"features must name a module of the model; {name!r} is none.") from error
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise OptionError("features='auto' looks for a last linear layer and found none. Name a module instead.")
+    return linear[-1]
+
+
+def automatic_chunk(images: Tensor) -> int:
+    """Return how many views of such images (B, C, H, W) to run at once on their device."""
+    kind = images.device.type if images.device.type in CHUNK_ELEMENTS else "cpu"
+    low, high = CHUNK_RANGE[kind]
+    return min(max(CHUNK_ELEMENTS[kind] // images[0].numel(), low), high)
+
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS_GUARD = threading.Lock()
+
+
+@contextmanager
+def undisturbed(model: Model) -> Iterator[None]:
+    """Put the model in eval mode; restore every mode, buffer and the random streams on leaving, whatever happened.
+
+    One thread at a time may borrow a model, since modes and hooks belong to the model and not to the caller.
+    """
+    if not isinstance(model, nn.Module):
+        with _forked_random():
+            yield
+        return
+    with _LOCKS_GUARD:
+        lock = _LOCKS.setdefault(model, threading.RLock())
+    with lock, _forked_random():
+        modes = [(module, module.training) for module in model.modules()]
+        buffers = [
+            (module, name, buffer, buffer.clone(), buffer._version)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for module, name, buffer, copy, version in buffers:
+                if buffer._version != version:
+                    with torch.no_grad():
+                        buffer.copy_(copy)
+                module._buffers[name] = buffer
+
+
+@contextmanager
+def _forked_random() -> Iterator[None]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+@contextmanager
+def dropout_masks(layers: list[nn.Module], passes: range, seed: int) -> Iterator[None]:
+    """Make dropout layers multiply by the masks of these passes: the first one repeats its views once per pass.
+
+    Each view leaves the first layer `len(passes)` times, pass by pass, so everything before it runs once and everything
+    behind it as one batch. The layers stay in eval mode; only their output is replaced.
+    """
+    repeated = False
+    calls = dict.fromkeys(layers, 0)
+
+    def sample(number: int, module: nn.Module, output: Tensor) -> Tensor:
+        nonlocal repeated
+        views = output.unflatten(0, (len(passes), -1)) if repeated else output[None]
+        repeated = True
+        call, calls[module] = calls[module], calls[module] + 1
+        shape = views.shape[2:] if isinstance(module, nn.Dropout) else (views.shape[2], *[1] * (views.ndim - 3))
+        keys = [(seed, one, number, call) for one in passes]
+        masks = torch.stack([dropout_mask(shape, float(module.p), key) for key in keys])  # type: ignore[arg-type]
+        return (views * masks.to(output)[:, None]).flatten(0, 1)
+
+    handles = [
+        layer.register_forward_hook(lambda module, _, output, number=number: sample(number, module, output))
+        for number, layer in enumerate(layers)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int, int]) -> Tensor:
+    """Return one draw of the paper's Λ: zeros with probability `rate`, else 1 / (1 − rate), the same for the same key.
+
+    Args:
+        shape: Shape of one view's activations at that layer.
+        rate: Dropout rate of the layer.
+        key: (seed, pass, layer, call).
+    """
+    generator = torch.Generator().manual_seed(hash(key))
+    keep = torch.rand(shape, generator=generator) >= rate
+    return keep / max(1 - rate, torch.finfo(torch.float32).tiny)
+
+
+def _as_logits(output: Any, key: str, views: int) -> Tensor:
+    """Return the (V, Y) logits in whatever the model returned."""
+    if isinstance(output, dict):
+        if key not in output:
+            raise ModelError(
+                f"model returned a dict without {key!r}; it has {sorted(map(str, output))}. Set output_key."
+            )
+        output = output[key]
+    elif not isinstance(output, Tensor) and hasattr(output, key):
+        output = getattr(output, key)
+    if not isinstance(output, Tensor):
+        raise ModelError(f"model must return logits as a tensor, an object or dict with {key!r}; got {type(output)}.")
+    if output.ndim != 2 or len(output) != views or not output.is_floating_point():
+        raise ModelError(
+            f"model must return floating-point logits ({views}, Y); got {output.dtype} {tuple(output.shape)}."
+        )
+    return output.float() if output.dtype != torch.float64 else output
+
+
+def _pooled(taps: list[Tensor], passes: int, views: int) -> Tensor | None:
+    """Return the tapped features (V, D): mean over passes, and over space where they still have any."""
+    if not taps:
+        return None
+    tapped = torch.cat(taps) if len(taps) > 1 else taps[0]
+    taps.clear()
+    copies = len(tapped) // views
+    if copies not in (1, passes) or len(tapped) != copies * views:
+        raise ModelError(f"the feature layer ran on {len(tapped)} rows for {views} views. Name another module.")
+    tapped = tapped.flatten(2).mean(-1) if tapped.ndim == 4 else tapped.flatten(1)
+    return tapped.float().reshape(copies, views, -1).mean(0)

@@ -1,0 +1,178 @@
+"""What a search returns: beams of hypotheses, the trace of each level, and the result (all frozen)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from headtilt.errors import OptionError, at_least
+from headtilt.evidence import Evidence
+from headtilt.groups import Group, decompose, invert
+from headtilt.warp import Interpolation, Padding, warp
+
+_Value = TypeVar("_Value", "Beam", "LevelTrace", Evidence)
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The hypotheses of a batch, best first.
+
+    Attributes:
+        pose: (B, K, 3, 3), what has been done to the image so far.
+        evidence: Logits (B, K, Y) of the image under that pose.
+        confidence: (B, K), as the last level judged it.
+        accumulated: (B, K), confidence summed along the trajectory.
+        active: (B, K), false where fewer labels than hypotheses were found; such slots hold nothing.
+    """
+
+    pose: Tensor
+    evidence: Evidence
+    confidence: Tensor
+    accumulated: Tensor
+    active: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        """Class of each hypothesis (B, K)."""
+        return self.evidence.labels
+
+
+@dataclass(frozen=True)
+class LevelTrace:
+    """What one level saw and chose.
+
+    Attributes:
+        group: The group of the level.
+        parameters: (N,), the parameters sampled along its orbit.
+        parents: (B, K, 3, 3), the poses that were expanded.
+        active: (B, K), which of them were hypotheses at all.
+        confidence: (B, K, N); −inf where the parent was not active.
+        energy: (B, K, N), the mean energy; +inf where the parent was not active.
+        labels: (B, K, N), the class of every view.
+        chosen: (B, K′), the candidates kept, as indices into K·N; −1 where a slot stayed empty.
+    """
+
+    group: Group
+    parameters: Tensor
+    parents: Tensor
+    active: Tensor
+    confidence: Tensor
+    energy: Tensor
+    labels: Tensor
+    chosen: Tensor
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Boltzmann probabilities (B, K, N) of moving from a parent to each candidate: the appendix's Markov chain."""
+        return torch.where(self.active[..., None], self.confidence.softmax(dim=-1), 0.0)
+
+    def poses(self) -> Tensor:
+        """Return the poses (B, K, N, 3, 3) of all candidates."""
+        steps = self.group.matrix(self.parameters).to(self.parents)
+        return steps @ self.parents[:, :, None]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What the search found for each image.
+
+    Attributes:
+        logits: (B, Y), in the shape of the model's own output.
+        pose: (B, 3, 3), what undoes the perturbation: ``warp(images, pose)`` is the canonical image.
+        views: (B,), how many views of each image the model was shown.
+        hypotheses: The final beam, best first: poses, labels and confidences of the rivals too.
+        trace: One `LevelTrace` per level, from the root down.
+        images: (B, C, H, W), the images as they came.
+        padding: How views were padded.
+        interpolation: How views were resampled.
+    """
+
+    logits: Tensor
+    pose: Tensor
+    views: Tensor
+    hypotheses: Beam
+    trace: tuple[LevelTrace, ...]
+    images: Tensor
+    padding: Padding = "zeros"
+    interpolation: Interpolation = "bilinear"
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    @property
+    def labels(self) -> Tensor:
+        """Most probable class of each image (B,)."""
+        return self.logits.argmax(dim=-1)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Class probabilities (B, Y)."""
+        return self.logits.softmax(dim=-1)
+
+    @property
+    def perturbation(self) -> Tensor:
+        """How each image was most likely transformed (B, 3, 3): the inverse of `pose`."""
+        return invert(self.pose)
+
+    def topk(self, k: int = 5) -> tuple[Tensor, Tensor]:
+        """Return the k most probable classes and their probabilities, each (B, k), fewer where the model has fewer."""
+        at_least("k", k, 1)
+        best = self.probabilities.topk(min(k, self.logits.shape[-1]), dim=-1)
+        return best.indices, best.values
+
+    def canonical(self) -> Tensor:
+        """Return the images (B, C, H, W) with the perturbation undone, resampled once from the originals."""
+        return warp(self.images, self.pose, padding=self.padding, interpolation=self.interpolation)
+
+    def describe(self, index: int = 0, *, names: Sequence[str] | None = None) -> str:
+        """Return in words how image `index` was perturbed, what it shows, and what the rivals were."""
+        if not -len(self) <= index < len(self):
+            raise OptionError(f"index must name one of the {len(self)} images; got {index}.")
+
+        def name(label: int) -> str:
+            return names[label] if names is not None else f"label {label}"
+
+        label = int(self.labels[index])
+        probability = float(self.probabilities[index, label])
+        tilt = decompose(self.perturbation[index].double()).describe()
+        lines = [f"{tilt} → {name(label)} ({probability:.1%}), {int(self.views[index])} views"]
+        beam = self.hypotheses
+        for slot in range(beam.active.shape[1]):
+            rival = int(beam.labels[index, slot])
+            if bool(beam.active[index, slot]) and rival != label:
+                tilt = decompose(invert(beam.pose[index, slot].double())).describe()
+                lines.append(f"  rival: {tilt} → {name(rival)}, confidence {float(beam.confidence[index, slot]):.3g}")
+        return "\n".join(lines)
+
+
+def concatenate(results: Sequence[SearchResult]) -> SearchResult:
+    """Return the results of consecutive parts of a batch as one."""
+    if len(results) == 1:
+        return results[0]
+    first = results[0]
+    return replace(
+        first,
+        logits=torch.cat([result.logits for result in results]),
+        pose=torch.cat([result.pose for result in results]),
+        views=torch.cat([result.views for result in results]),
+        images=torch.cat([result.images for result in results]),
+        hypotheses=_stack([result.hypotheses for result in results]),
+        trace=tuple(_stack(level) for level in zip(*(result.trace for result in results), strict=True)),
+    )
+
+
+def _stack(values: Sequence[_Value]) -> _Value:
+    """Return one frozen value whose per-image tensors are those of all `values`, one after the other."""
+    shared = {"group", "parameters"}
+    changes: dict[str, Any] = {}
+    for field in fields(values[0]):
+        parts = [getattr(value, field.name) for value in values]
+        if isinstance(parts[0], Evidence):
+            changes[field.name] = _stack(parts)
+        elif isinstance(parts[0], Tensor) and field.name not in shared:
+            changes[field.name] = torch.cat(parts)
+    return replace(values[0], **changes)

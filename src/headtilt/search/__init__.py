@@ -1,0 +1,1 @@
+"""Ways through the space of poses: the paper's tree of levels."""

@@ -1,0 +1,275 @@
+"""The paper's search: a tree whose levels each expand every hypothesis along the orbit of one subgroup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headtilt.confidence import Confidence, Orbit, resolve
+from headtilt.errors import OptionError, at_least, one_of, positive
+from headtilt.evidence import Evidence
+from headtilt.groups import Group, check_levels, identity_index
+from headtilt.result import Beam, LevelTrace
+
+Evaluate = Callable[[Tensor, Tensor], Evidence]
+"""``(index (V,), poses (V, 3, 3)) -> Evidence (V, …)``: what the classifier says of those views."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """How to walk the tree.
+
+    Attributes:
+        levels: The groups, from the root down.
+        samples: Samples N along each orbit (reflection always has its four).
+        hypotheses: Hypotheses K that survive each level, at most one per label. Where fewer labels turn up, the
+            remaining slots stay empty (`Beam.active` is false there) rather than repeating a label.
+        confidence: "energy", "bayesian", "group", or a callable (Evidence, Orbit) → (B, K, N).
+        width: Smoothing width of the group confidence in the group's own units; None for a seventh of its reach.
+        accept: Algorithm 1's rule: a hypothesis moves only to views more confident than it was, starting from the
+            identity's own confidence ("identity") or from the paper's 0 ("zero"). None always moves.
+        ranking: Final order: by the last level's confidence ("last"), by confidence accumulated along the trajectory
+            ("accumulated"), or by how many views of the whole tree got the hypothesis's label ("support").
+        traversal: "greedy" keeps the best candidates, "boltzmann" samples them with probability ∝ exp(confidence / T).
+        temperature: T of the Boltzmann traversal.
+        seed: Seed of the Boltzmann traversal. One draw per level is shared by all images, so that results do not depend
+            on how a batch is split.
+    """
+
+    levels: tuple[Group, ...]
+    samples: int = 17
+    hypotheses: int = 3
+    confidence: str | Confidence = "group"
+    width: float | None = None
+    accept: Literal["identity", "zero"] | None = None
+    ranking: Literal["last", "accumulated", "support"] = "last"
+    traversal: Literal["greedy", "boltzmann"] = "greedy"
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("samples", self.samples, 1)
+        at_least("hypotheses", self.hypotheses, 1)
+        check_levels(self.levels, self.samples)
+        object.__setattr__(self, "levels", tuple(self.levels))
+        if self.accept is not None:
+            one_of("accept", self.accept, ("identity", "zero"))
+        one_of("ranking", self.ranking, ("last", "accumulated", "support"))
+        one_of("traversal", self.traversal, ("greedy", "boltzmann"))
+        positive("temperature", self.temperature)
+        if self.width is not None:
+            positive("width", self.width)
+        resolve(self.confidence)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the walk found.
+
+    Attributes:
+        beam: The final hypotheses, ranked.
+        trace: One entry per level.
+        marginal: (B, Y), logsumexp of the logits over all views seen.
+        views: (B,), how many those were.
+    """
+
+    beam: Beam
+    trace: tuple[LevelTrace, ...]
+    marginal: Tensor
+    views: Tensor
+
+
+def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
+    """Return the best hypotheses for a batch.
+
+    Args:
+        evaluate: What the classifier says of views.
+        root: Evidence (B, …) of the images as they came; every level inherits its identity sample from its parent, so
+            each view is evaluated once.
+        tree: How to walk.
+    """
+    measure = resolve(tree.confidence, tree.width)
+    generator = torch.Generator().manual_seed(tree.seed)
+    beam = root_beam(root)
+    marginal, views = root.logits, torch.ones(len(root.logits), dtype=torch.long, device=root.logits.device)
+    support = count_labels(root.labels[:, None], root.logits.shape[-1])
+    trace = []
+    for depth, group in enumerate(tree.levels):
+        orbit = Orbit(group, len(group.grid(tree.samples)))
+        poses, evidence = expand(evaluate, beam, orbit)
+        confidence = _judge(measure, evidence, orbit, beam.active)
+        here = identity_index(group, orbit.samples)
+        scores = _accepted(tree, beam, confidence, here, depth)
+        noise = _gumbel(scores, generator) * tree.temperature if tree.traversal == "boltzmann" else None
+        chosen = select(scores if noise is None else scores + noise, evidence.labels, tree.hypotheses)
+        new = torch.arange(orbit.samples, device=confidence.device) != here
+        marginal = torch.logaddexp(marginal, evidence.logits[:, :, new].flatten(1, 2).logsumexp(1))
+        support = support + count_labels(evidence.labels[:, :, new], support.shape[-1], beam.active)
+        views = views + beam.active.sum(1) * (orbit.samples - 1)
+        trace.append(
+            LevelTrace(
+                group=group,
+                parameters=group.grid(tree.samples).to(confidence),
+                parents=beam.pose,
+                active=beam.active,
+                confidence=confidence,
+                energy=evidence.energy,
+                labels=evidence.labels,
+                chosen=chosen,
+            )
+        )
+        beam = _descend(beam, poses, evidence, confidence, scores, chosen)
+    return Found(rank(beam, tree.ranking, support), tuple(trace), marginal, views)
+
+
+def root_beam(root: Evidence) -> Beam:
+    """Return the beam (B, 1) that holds nothing but the identity."""
+    batch = len(root.logits)
+    zeros = root.logits.new_zeros(batch, 1)
+    return Beam(
+        pose=torch.eye(3, dtype=root.logits.dtype, device=root.logits.device).expand(batch, 1, 3, 3),
+        evidence=Evidence(root.logits[:, None], None if root.features is None else root.features[:, None]),
+        confidence=zeros,
+        accumulated=zeros,
+        active=torch.ones_like(zeros, dtype=torch.bool),
+    )
+
+
+def expand(evaluate: Evaluate, beam: Beam, orbit: Orbit) -> tuple[Tensor, Evidence]:
+    """Return the poses (B, K, N, 3, 3) along each hypothesis's orbit, and their evidence (B, K, N, …).
+
+    The identity sample is the hypothesis itself and inherits its evidence. Inactive slots get logits of −inf.
+    """
+    steps = orbit.group.orbit(orbit.samples).to(beam.pose)
+    poses = steps @ beam.pose[:, :, None]
+    here = identity_index(orbit.group, orbit.samples)
+    new = [sample for sample in range(orbit.samples) if sample != here]
+    batch, slots = beam.active.shape
+    rows = beam.active.flatten().nonzero()[:, 0]
+    index = (rows // slots).repeat_interleave(len(new))
+    seen = evaluate(index, poses.flatten(0, 1)[rows][:, new].reshape(-1, 3, 3)) if new else None
+
+    def assemble(inherited: Tensor, found: Tensor | None, empty: float) -> Tensor:
+        size = inherited.shape[-1]
+        whole = inherited.new_full((batch * slots, orbit.samples, size), empty)
+        whole[rows, here] = inherited.flatten(0, 1)[rows]
+        if found is not None:
+            whole[rows[:, None], torch.tensor(new, device=rows.device)] = found.reshape(-1, len(new), size)
+        return whole.reshape(batch, slots, orbit.samples, size)
+
+    logits = assemble(beam.evidence.logits, seen.logits if seen else None, float("-inf"))
+    features = beam.evidence.features
+    if features is not None:
+        features = assemble(features, seen.features if seen else None, 0.0)
+    return poses, Evidence(logits, features)
+
+
+def select(scores: Tensor, labels: Tensor, keep: int) -> Tensor:
+    """Return the best candidates (B, keep) as indices into K·N, at most one per label; −1 where none is left.
+
+    Args:
+        scores: (B, K, N), −inf where a candidate may not be chosen.
+        labels: (B, K, N).
+        keep: How many to keep.
+    """
+    scores, labels = scores.flatten(1), labels.flatten(1)
+    chosen = []
+    for _ in range(keep):
+        best = scores.max(dim=1, keepdim=True)
+        chosen.append(torch.where(best.values > float("-inf"), best.indices, -1))
+        scores = scores.masked_fill(labels == labels.gather(1, best.indices), float("-inf"))
+    return torch.cat(chosen, dim=1)
+
+
+def rank(beam: Beam, ranking: str, support: Tensor) -> Beam:
+    """Return the beam in its final order; empty slots last.
+
+    Args:
+        beam: The hypotheses of the last level.
+        ranking: "last", "accumulated" or "support"; see `Tree`.
+        support: (B, Y), how many views of the whole tree got each label.
+    """
+    key = beam.confidence
+    if ranking == "accumulated":
+        key = beam.accumulated
+    elif ranking == "support":
+        # Ties in the count are decided by confidence, squashed so that it can never outweigh one view.
+        key = support.gather(1, beam.labels) + beam.confidence.sigmoid() / 2
+    order = key.masked_fill(~beam.active, float("-inf")).argsort(dim=1, descending=True, stable=True)
+    return _take(beam, order)
+
+
+def count_labels(labels: Tensor, classes: int, active: Tensor | None = None) -> Tensor:
+    """Return how often each class occurs among each image's views, (B, Y).
+
+    Args:
+        labels: (B, …).
+        classes: Number of classes Y.
+        active: (B, K), which hypotheses count, for labels (B, K, N).
+    """
+    weights = torch.ones_like(labels) if active is None else active[..., None].expand(labels.shape).to(labels)
+    counts = torch.zeros(len(labels), classes, dtype=torch.long, device=labels.device)
+    return counts.scatter_add_(1, labels.flatten(1), weights.flatten(1))
+
+
+def _judge(measure: Confidence, evidence: Evidence, orbit: Orbit, active: Tensor) -> Tensor:
+    confidence = measure(evidence, orbit)
+    expected = evidence.logits.shape[:-1]
+    if not isinstance(confidence, Tensor) or confidence.shape != expected:
+        got = tuple(confidence.shape) if isinstance(confidence, Tensor) else type(confidence).__name__
+        raise OptionError(f"confidence must return a tensor (B, K, N) = {tuple(expected)}; got {got}.")
+    confidence = confidence.masked_fill(~active[..., None], float("-inf"))
+    if bool(confidence.isnan().any()):
+        raise OptionError("confidence returned NaN. Check the measure on logits that are very large or −inf.")
+    return confidence
+
+
+def _accepted(tree: Tree, beam: Beam, confidence: Tensor, here: int, depth: int) -> Tensor:
+    """Return the scores by which candidates compete: −inf for those that do not beat the hypothesis they come from."""
+    if tree.accept is None:
+        return confidence
+    primal = beam.confidence
+    if depth == 0:
+        primal = confidence[:, :, here] if tree.accept == "identity" else torch.zeros_like(primal)
+    scores = confidence.masked_fill(confidence <= primal[..., None], float("-inf"))
+    scores[:, :, here] = primal.masked_fill(~beam.active, float("-inf"))
+    return scores
+
+
+def _gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return Gumbel noise (1, K, N): the best k of score + noise are k draws from the Boltzmann distribution."""
+    uniform = torch.rand(like.shape[1:], generator=generator).clamp_min(torch.finfo(torch.float32).tiny)
+    return -(-uniform.log()).log().to(like)[None]
+
+
+def _descend(beam: Beam, poses: Tensor, evidence: Evidence, confidence: Tensor, scores: Tensor, chosen: Tensor) -> Beam:
+    """Return the beam of the chosen candidates; their parents' accumulated confidence goes with them."""
+    samples = confidence.shape[-1]
+    candidates = Beam(
+        pose=poses.flatten(1, 2),
+        evidence=Evidence(
+            evidence.logits.flatten(1, 2), None if evidence.features is None else evidence.features.flatten(1, 2)
+        ),
+        confidence=scores.flatten(1),
+        accumulated=(beam.accumulated[..., None] + confidence).flatten(1),
+        active=beam.active.repeat_interleave(samples, dim=1),
+    )
+    taken = _take(candidates, chosen.clamp_min(0))
+    return replace(taken, active=chosen >= 0)
+
+
+def _take(beam: Beam, index: Tensor) -> Beam:
+    """Return the hypotheses (B, K′) at `index` of each image's candidates."""
+    rows = torch.arange(len(index), device=index.device)[:, None]
+    features = beam.evidence.features
+    return Beam(
+        pose=beam.pose[rows, index],
+        evidence=Evidence(beam.evidence.logits[rows, index], None if features is None else features[rows, index]),
+        confidence=beam.confidence[rows, index],
+        accumulated=beam.accumulated[rows, index],
+        active=beam.active[rows, index],
+    )
