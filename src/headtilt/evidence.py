@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,18 @@ class Evidence:
     logits: Tensor
     features: Tensor | None = None
 
+    def at(self, *index: Any) -> Evidence:
+        """Return the evidence of the views at an index into the leading axes."""
+        return Evidence(self.logits[index], None if self.features is None else self.features[index])
+
+    def reshape(self, *leading: int) -> Evidence:
+        """Return the same views under other leading axes."""
+        features = self.features
+        return Evidence(
+            self.logits.reshape(*leading, self.logits.shape[-1]),
+            None if features is None else features.reshape(*leading, features.shape[-1]),
+        )
+
     @property
     def log_probs(self) -> Tensor:
         """Log of the mean prediction (…, Y)."""
@@ -53,6 +66,17 @@ class Evidence:
         return self.logits.argmax(dim=-1)
 
 
+def concatenate(parts: Sequence[Evidence], dim: int = 0) -> Evidence:
+    """Return the evidence of all parts along one of the leading axes; features only where all parts have them."""
+    features = [part.features for part in parts if part.features is not None]
+    joined = torch.cat(features, dim) if len(features) == len(parts) else None
+    return Evidence(torch.cat([part.logits for part in parts], dim), joined)
+
+
+Evaluate = Callable[[Tensor, Tensor], Evidence]
+"""``(index (V,), poses (V, 3, 3)) -> Evidence (V, …)``: what the classifier says of those views of a batch."""
+
+
 class Predictor:
     """Evidence of a model on images or on views of them, in bounded memory and without autograd.
 
@@ -65,7 +89,8 @@ class Predictor:
         chunk: Views per forward pass; None chooses one from the device and the view's size.
         autocast: Reduced-precision dtype for `torch.autocast`, or None.
         output_key: Key or attribute that holds the logits where the model returns a dict or an object.
-        features: Module whose input is the feature vector, by name; "auto" takes the last linear layer; None for none.
+        features: Modules whose inputs, joined, are the feature vector: one name or several; "auto" takes the last two
+            linear layers that see one vector per view, where there are any; None reads none.
     """
 
     def __init__(
@@ -78,7 +103,7 @@ class Predictor:
         chunk: int | None = None,
         autocast: torch.dtype | None = None,
         output_key: str = "logits",
-        features: str | None = None,
+        features: str | Sequence[str] | None = None,
     ) -> None:
         at_least("mc_passes", mc_passes, 1)
         if chunk is not None:
@@ -94,7 +119,7 @@ class Predictor:
         self.chunk = chunk
         self.autocast = autocast
         self.output_key = output_key
-        self.features = features
+        self.features = (features,) if isinstance(features, str) and features != "auto" else features
         self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
         if self.sampled:
             self._dropouts()
@@ -127,6 +152,12 @@ class Predictor:
 
         return self._chunked(len(poses), images, view)
 
+    def with_features(self, features: str | Sequence[str] | None) -> Predictor:
+        """Return a copy that also reads features; "auto" reads none where the model has none to read."""
+        other = copy.copy(self)
+        other.features = (features,) if isinstance(features, str) and features != "auto" else features
+        return other
+
     def device_and_dtype(self, images: Tensor) -> tuple[torch.device, torch.dtype]:
         """Return where the model lives and what it computes in; for a bare callable, what the images have."""
         if isinstance(self.model, nn.Module):
@@ -138,18 +169,20 @@ class Predictor:
     def _chunked(self, count: int, images: Tensor, view: Callable[[slice], Tensor]) -> Evidence:
         chunk = self.chunk or automatic_chunk(images)
         device, dtype = self.device_and_dtype(images)
-        with torch.no_grad(), undisturbed(self.model), self._feature_tap() as taps:
-            parts = []
-            for start in range(0, count, chunk):
-                views = view(slice(start, start + chunk)).to(device=device, dtype=dtype)
-                parts.append(self._evidence(views, taps))
-        logits = torch.cat([part.logits for part in parts])
-        if bool(logits.isnan().any()):
+        with torch.no_grad(), undisturbed(self.model):
+            if self.features == "auto":
+                self.features = self._find_feature_layers(view(slice(0, 1)).to(device=device, dtype=dtype))
+            with self._feature_taps() as taps:
+                parts = []
+                for start in range(0, count, chunk):
+                    views = view(slice(start, start + chunk)).to(device=device, dtype=dtype)
+                    parts.append(self._evidence(views, taps))
+        evidence = concatenate(parts)
+        if bool(evidence.logits.isnan().any()):
             raise ModelError("model returned NaN logits. Check its weights and the range its input expects.")
-        kept = [part.features for part in parts if part.features is not None]
-        return Evidence(logits, torch.cat(kept) if kept else None)
+        return evidence
 
-    def _evidence(self, views: Tensor, taps: list[Tensor]) -> Evidence:
+    def _evidence(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
         if not self.sampled:
             logits = self._forward(views)
             return Evidence(logits, _pooled(taps, 1, len(views)))
@@ -160,7 +193,7 @@ class Predictor:
         log_probs = stacked.log_softmax(-1).logsumexp(0) - torch.tensor(float(self.passes)).log()
         return Evidence(log_probs + stacked.logsumexp(-1).mean(0)[:, None], features)
 
-    def _passes_agree(self, views: Tensor, taps: list[Tensor]) -> bool:
+    def _passes_agree(self, views: Tensor, taps: list[list[Tensor]]) -> bool:
         """Return whether running the passes as one batch behind the first dropout layer is the plain computation."""
         few = views[:2]
         plain = self._one_by_one(few, 2)
@@ -169,7 +202,8 @@ class Predictor:
         except ModelError:
             return False
         finally:
-            taps.clear()
+            for tap in taps:
+                tap.clear()
 
     def _one_by_one(self, views: Tensor, passes: int) -> Tensor:
         return torch.stack([self._masked(views, range(number, number + 1)) for number in range(passes)])
@@ -201,34 +235,49 @@ class Predictor:
         return _as_logits(output, self.output_key, len(views) * copies)
 
     @contextmanager
-    def _feature_tap(self) -> Iterator[list[Tensor]]:
-        """Collect the input of the feature layer in the list that is yielded."""
-        taps: list[Tensor] = []
-        if self.features is None:
-            yield taps
-            return
-        handle = feature_layer(self.model, self.features).register_forward_pre_hook(
-            lambda _, inputs: taps.append(inputs[0])
-        )
+    def _feature_taps(self) -> Iterator[list[list[Tensor]]]:
+        """Collect the input of each feature layer in the lists that are yielded."""
+        layers = [feature_layer(self.model, name) for name in self.features or ()]
+        taps: list[list[Tensor]] = [[] for _ in layers]
+        handles = [
+            layer.register_forward_pre_hook(lambda _, inputs, tap=tap: tap.append(inputs[0]))
+            for layer, tap in zip(layers, taps, strict=True)
+        ]
         try:
             yield taps
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
+
+    def _find_feature_layers(self, view: Tensor) -> tuple[str, ...]:
+        """Return the names of the last two linear layers that see one vector per view, in the order they run."""
+        order: list[str] = []
+
+        def note(name: str, inputs: tuple[Tensor, ...]) -> None:
+            if inputs[0].ndim == 2 and len(inputs[0]) == len(view):
+                order.append(name)
+
+        handles = [
+            module.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs))
+            for name, module in (self.model.named_modules() if isinstance(self.model, nn.Module) else ())
+            if isinstance(module, nn.Linear)
+        ]
+        try:
+            self._forward(view)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return tuple(dict.fromkeys(order))[-2:]
 
 
-def feature_layer(model: Model, name: str = "auto") -> nn.Module:
-    """Return the module whose input serves as the feature vector: the one named, or the last linear layer."""
+def feature_layer(model: Model, name: str) -> nn.Module:
+    """Return the module of that name, whose input serves as feature vector."""
     if not isinstance(model, nn.Module):
         raise OptionError("features need an nn.Module; a plain callable has none that can be read.")
-    if name != "auto":
-        try:
-            return model.get_submodule(name)
-        except AttributeError as error:
-            raise OptionError(f"features must name a module of the model; {name!r} is none.") from error
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise OptionError("features='auto' looks for a last linear layer and found none. Name a module instead.")
-    return linear[-1]
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        raise OptionError(f"features must name a module of the model; {name!r} is none.") from error
 
 
 def automatic_chunk(images: Tensor) -> int:
@@ -346,14 +395,15 @@ def _as_logits(output: Any, key: str, views: int) -> Tensor:
     return output.float() if output.dtype != torch.float64 else output
 
 
-def _pooled(taps: list[Tensor], passes: int, views: int) -> Tensor | None:
+def _pooled(taps: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
     """Return the tapped features (V, D): mean over passes, and over space where they still have any."""
-    if not taps:
-        return None
-    tapped = torch.cat(taps) if len(taps) > 1 else taps[0]
-    taps.clear()
-    copies = len(tapped) // views
-    if copies not in (1, passes) or len(tapped) != copies * views:
-        raise ModelError(f"the feature layer ran on {len(tapped)} rows for {views} views. Name another module.")
-    tapped = tapped.flatten(2).mean(-1) if tapped.ndim == 4 else tapped.flatten(1)
-    return tapped.float().reshape(copies, views, -1).mean(0)
+    vectors = []
+    for tap in taps:
+        tapped = torch.cat(tap)
+        tap.clear()
+        copies = len(tapped) // views
+        if copies not in (1, passes) or len(tapped) != copies * views:
+            raise ModelError(f"a feature layer ran on {len(tapped)} rows for {views} views. Name another module.")
+        flat = tapped.flatten(2).mean(-1) if tapped.ndim == 4 else tapped.flatten(1)
+        vectors.append(flat.float().reshape(copies, views, -1).mean(0))
+    return torch.cat(vectors, dim=1) if vectors else None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from headtilt.groups import rotation, scale, shear_x
+from headtilt.groups import Group, rotation, scale, shear_x
+
+
+def affine_levels() -> list[Group]:
+    """Return what undoes the paper's affine perturbations: rotation, scale by 1 ± 1/4, shear by ± 1/4."""
+    return [rotation(), scale(0.25), shear_x(0.25)]
 
 
 def paper3(mc_passes: int = 50) -> dict[str, Any]:
     """Return the paper's ITS³: rotation, scale ±1/4, shear ±1/4; n = 17, K = 3, M = 50."""
     return {
-        "levels": [rotation(), scale(0.25), shear_x(0.25)],
+        "levels": affine_levels(),
         "samples": 17,
         "hypotheses": 3,
         "confidence": "group",
@@ -20,5 +26,19 @@ def paper3(mc_passes: int = 50) -> dict[str, Any]:
 
 def paper5(mc_passes: int = 50) -> dict[str, Any]:
     """Return the paper's ITS⁵: those of ITS³, then rotation and scale once more."""
-    options = paper3(mc_passes)
-    return {**options, "levels": [*options["levels"], rotation(), scale(0.25)]}
+    return {**paper3(mc_passes), "levels": [*affine_levels(), rotation(), scale(0.25)]}
+
+
+def accurate(levels: Sequence[Group] | None = None) -> dict[str, Any]:
+    """Return the search for the best labels: a dense lattice over all levels at once, read out over all views.
+
+    Call `fit` afterwards: without it no class bias is removed.
+    """
+    levels = affine_levels() if levels is None else list(levels)
+    return {"levels": levels, "search": "joint", "budget": 72 if len(levels) == 1 else 216, "readout": "marginal"}
+
+
+def fast(levels: Sequence[Group] | None = None) -> dict[str, Any]:
+    """Return the search for few views: a quarter of `accurate`'s at most, fewer still with a fitted gate."""
+    options = accurate(levels)
+    return {**options, "budget": options["budget"] // 4}

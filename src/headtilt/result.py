@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from headtilt.evidence import Evidence
 from headtilt.groups import Group, decompose, invert
 from headtilt.warp import Interpolation, Padding, warp
 
-_Value = TypeVar("_Value", "Beam", "LevelTrace", Evidence)
+NEAR = 0.5
+SHARED = {"group", "parameters"}  # fields of a trace that all images have in common
+_Value = TypeVar("_Value", "Beam", "LevelTrace", "LatticeTrace", Evidence)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,49 @@ class LevelTrace:
 
 
 @dataclass(frozen=True)
+class LatticeTrace:
+    """What a search over the whole group saw.
+
+    Attributes:
+        levels: The groups whose product was searched.
+        coordinates: (B, V, L), the parameters of each view, level by level.
+        poses: (B, V, 3, 3).
+        confidence: (B, V).
+        energy: (B, V).
+        labels: (B, V), the class of every view.
+    """
+
+    levels: tuple[Group, ...]
+    coordinates: Tensor
+    poses: Tensor
+    confidence: Tensor
+    energy: Tensor
+    labels: Tensor
+
+
+Trace = tuple[LevelTrace, ...] | tuple[LatticeTrace, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a walk through the poses found for a batch.
+
+    Attributes:
+        beam: The final hypotheses, ranked.
+        trace: What was seen on the way.
+        marginal: (B, Y), logsumexp of the logits over all views seen.
+        near: (B, Y), the same over the views near the identity alone.
+        views: (B,), how many views were seen.
+    """
+
+    beam: Beam
+    trace: Trace
+    marginal: Tensor
+    near: Tensor
+    views: Tensor
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """What the search found for each image.
 
@@ -85,7 +130,8 @@ class SearchResult:
         pose: (B, 3, 3), what undoes the perturbation: ``warp(images, pose)`` is the canonical image.
         views: (B,), how many views of each image the model was shown.
         hypotheses: The final beam, best first: poses, labels and confidences of the rivals too.
-        trace: One `LevelTrace` per level, from the root down.
+        trace: One `LevelTrace` per level, from the root down; a `LatticeTrace` for a search over the whole group.
+        gated: (B,), whether the gate kept the bare model's own answer.
         images: (B, C, H, W), the images as they came.
         padding: How views were padded.
         interpolation: How views were resampled.
@@ -95,7 +141,8 @@ class SearchResult:
     pose: Tensor
     views: Tensor
     hypotheses: Beam
-    trace: tuple[LevelTrace, ...]
+    trace: Trace
+    gated: Tensor
     images: Tensor
     padding: Padding = "zeros"
     interpolation: Interpolation = "bilinear"
@@ -139,7 +186,8 @@ class SearchResult:
         label = int(self.labels[index])
         probability = float(self.probabilities[index, label])
         tilt = decompose(self.perturbation[index].double()).describe()
-        lines = [f"{tilt} → {name(label)} ({probability:.1%}), {int(self.views[index])} views"]
+        kept = ", kept by the gate" if bool(self.gated[index]) else ""
+        lines = [f"{tilt} → {name(label)} ({probability:.1%}), {int(self.views[index])} views{kept}"]
         beam = self.hypotheses
         for slot in range(beam.active.shape[1]):
             rival = int(beam.labels[index, slot])
@@ -147,6 +195,43 @@ class SearchResult:
                 tilt = decompose(invert(beam.pose[index, slot].double())).describe()
                 lines.append(f"  rival: {tilt} → {name(rival)}, confidence {float(beam.confidence[index, slot]):.3g}")
         return "\n".join(lines)
+
+
+def near_identity(poses: Tensor) -> Tensor:
+    """Return whether poses (…, 3, 3) move the image little: ‖T − I‖_F ≤ 1/2, a rotation by 20° or so."""
+    identity = torch.eye(3, dtype=poses.dtype, device=poses.device)
+    return (poses - identity).flatten(-2).norm(dim=-1) <= NEAR
+
+
+def scatter(whole: Found, found: Found, rows: Tensor) -> Found:
+    """Return `whole` with the images at `rows` replaced by what was found for them.
+
+    In the trace, which only those images have, all others hold NaN, −1 or False.
+    """
+    beam = found.beam
+    changes = {
+        name: getattr(whole.beam, name).index_copy(0, rows, getattr(beam, name))
+        for name in ("pose", "confidence", "accumulated", "active")
+    }
+    logits = whole.beam.evidence.logits.index_copy(0, rows, beam.evidence.logits)
+    batch = len(whole.views)
+    return Found(
+        beam=replace(whole.beam, evidence=Evidence(logits), **changes),
+        trace=cast(Trace, tuple(_spread_out(level, rows, batch) for level in found.trace)),
+        marginal=whole.marginal.index_copy(0, rows, found.marginal),
+        near=whole.near.index_copy(0, rows, found.near),
+        views=whole.views.index_copy(0, rows, found.views),
+    )
+
+
+def _spread_out(level: LevelTrace | LatticeTrace, rows: Tensor, batch: int) -> LevelTrace | LatticeTrace:
+    changes: dict[str, Any] = {}
+    for field in fields(level):
+        part: Any = getattr(level, field.name)
+        if isinstance(part, Tensor) and field.name not in SHARED:
+            empty = float("nan") if part.is_floating_point() else False if part.dtype == torch.bool else -1
+            changes[field.name] = part.new_full((batch, *part.shape[1:]), empty).index_copy(0, rows, part)
+    return replace(level, **changes)
 
 
 def concatenate(results: Sequence[SearchResult]) -> SearchResult:
@@ -159,20 +244,20 @@ def concatenate(results: Sequence[SearchResult]) -> SearchResult:
         logits=torch.cat([result.logits for result in results]),
         pose=torch.cat([result.pose for result in results]),
         views=torch.cat([result.views for result in results]),
+        gated=torch.cat([result.gated for result in results]),
         images=torch.cat([result.images for result in results]),
         hypotheses=_stack([result.hypotheses for result in results]),
-        trace=tuple(_stack(level) for level in zip(*(result.trace for result in results), strict=True)),
+        trace=cast(Trace, tuple(_stack(level) for level in zip(*(result.trace for result in results), strict=True))),
     )
 
 
 def _stack(values: Sequence[_Value]) -> _Value:
     """Return one frozen value whose per-image tensors are those of all `values`, one after the other."""
-    shared = {"group", "parameters"}
     changes: dict[str, Any] = {}
     for field in fields(values[0]):
         parts = [getattr(value, field.name) for value in values]
         if isinstance(parts[0], Evidence):
             changes[field.name] = _stack(parts)
-        elif isinstance(parts[0], Tensor) and field.name not in shared:
+        elif isinstance(parts[0], Tensor) and field.name not in SHARED:
             changes[field.name] = torch.cat(parts)
     return replace(values[0], **changes)

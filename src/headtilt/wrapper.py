@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
 from headtilt.errors import ShapeError, one_of
 from headtilt.evidence import Evidence, Model, Predictor
+from headtilt.fit import Fitter, Method
+from headtilt.gate import Gate, Promise
 from headtilt.groups import Group, rotation
-from headtilt.result import SearchResult, concatenate
-from headtilt.search.tree import Tree, search
+from headtilt.result import Found, SearchResult, concatenate, scatter
+from headtilt.search.anneal import Anneal
+from headtilt.search.joint import Joint, lattice, matrices
+from headtilt.search.tree import Tree, root_beam, take
 from headtilt.warp import Interpolation, Padding, check_images
 
 # Logits kept at once while one block of images is searched: bounds memory whatever the size of the batch.
 BLOCK_ELEMENTS = 2**24
+PLANS: dict[str, type[Tree] | type[Joint] | type[Anneal]] = {"tree": Tree, "joint": Joint, "anneal": Anneal}
 
 
 class ITS(nn.Module):
@@ -32,6 +39,10 @@ class ITS(nn.Module):
         samples: Samples along each orbit; odd, so that the identity is among them (even is fine for a full turn).
         hypotheses: Hypotheses kept at each level, at most one per label.
         confidence: "energy", "bayesian" or "group" (the paper's three), or a callable (Evidence, Orbit) → (B, K, N).
+            None takes "group" for a tree and "energy" elsewhere.
+        search: "tree" walks level by level as the paper does; "joint" covers the product of the levels with a lattice
+            and refines; "anneal" walks it by simulated annealing.
+        budget: Views per image for "joint" and "anneal".
         mc_passes: Dropout passes to average over; 1 is the deterministic model.
         mc_sampled: Sample dropout even for a single pass.
         seed: Seed of the dropout masks and of the Boltzmann traversal.
@@ -41,7 +52,14 @@ class ITS(nn.Module):
         chunk: Views per forward pass; None chooses.
         autocast: Reduced-precision dtype for `torch.autocast`, or None.
         output_key: Where the logits are if the model returns a dict or an object.
-        **tree: The finer options of `headtilt.search.tree.Tree`: width, accept, ranking, traversal, temperature.
+        features: Modules whose inputs are the features that `fit` uses; "auto" finds them where there are any, None
+            uses logits alone.
+        calibrator: From Evidence to Evidence; usually set by `fit`. "batch" balances each batch by itself, assuming
+            that all classes are equally frequent in it.
+        gate: How strongly the search must beat the bare model's answer: plain log-odds, a `Gate`, or None for no gate;
+            usually set by `fit`.
+        **finer: The finer options of the search: width, accept, ranking, traversal, temperature (`Tree`); rounds
+            (`Joint`); hot, cold, reach (`Anneal`).
 
     Example:
         >>> robust = ITS(model, levels=[rotation(), scale(0.25), shear_x(0.25)])  # doctest: +SKIP
@@ -55,7 +73,9 @@ class ITS(nn.Module):
         *,
         samples: int = 17,
         hypotheses: int = 3,
-        confidence: str | Confidence = "group",
+        confidence: str | Confidence | None = None,
+        search: Literal["tree", "joint", "anneal"] = "tree",
+        budget: int = 72,
         mc_passes: int = 1,
         mc_sampled: bool = False,
         seed: int = 0,
@@ -65,23 +85,26 @@ class ITS(nn.Module):
         chunk: int | None = None,
         autocast: torch.dtype | None = None,
         output_key: str = "logits",
-        **tree: Any,
+        features: str | Sequence[str] | None = "auto",
+        calibrator: Calibrator | Literal["batch"] | None = None,
+        gate: float | Gate | None = None,
+        **finer: Any,
     ) -> None:
         super().__init__()
         one_of("readout", readout, ("incumbent", "marginal"))
         one_of("interpolation", interpolation, ("bilinear", "nearest", "bicubic"))
         if isinstance(padding, str):
             one_of("padding", padding, ("zeros", "border", "reflection"))
-        for option in tree:
-            one_of("option", option, ("width", "accept", "ranking", "traversal", "temperature"))
         self.model = model
-        self.tree = Tree(
-            (rotation(),) if levels is None else levels,  # type: ignore[arg-type]
+        self.plan = make_plan(
+            search,
+            (rotation(),) if levels is None else levels,
             samples=samples,
             hypotheses=hypotheses,
             confidence=confidence,
+            budget=budget,
             seed=seed,
-            **tree,
+            **finer,
         )
         self.predictor = Predictor(
             model,
@@ -92,14 +115,73 @@ class ITS(nn.Module):
             autocast=autocast,
             output_key=output_key,
         )
+        self.features = features
         self.readout = readout
         self.padding: Padding = padding
         self.interpolation: Interpolation = interpolation
+        self.calibrator = calibrator
+        self.gate = Gate(gate) if isinstance(gate, (int, float)) else gate
+        self.report: dict[str, Any] = {}
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, Y) of the images (B, C, H, W) in their most familiar pose."""
         return self.search(images).logits
 
+    def fit(
+        self,
+        images: Tensor | Iterable[Any],
+        *,
+        method: Method = "head",
+        promise: Promise | float | None = 0.5,
+        recipe: HeadRecipe | None = None,
+        early_exit: bool = True,
+        crop: int | None = None,
+        views: int | None = None,
+        seed: int = 0,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> ITS:
+        """Fit a calibrator and a gate from unlabelled upright images, and return the wrapper itself.
+
+        Args:
+            images: (n, C, H, W) raw pixels, or a loader of such batches (labels beside them are ignored).
+            method: "head" (the best), "balance" (statistics alone), "prototypes", "neighbours", or "none" (a gate
+                alone).
+            promise: Points of upright accuracy that the search may cost at most; None fits no gate.
+            recipe: How a head is trained; see `HeadRecipe`.
+            early_exit: Whether the gate may let images go after a single view.
+            crop: Side of the centre square that the model sees, where the fit images are larger.
+            views: Views per orbit in fitting; None chooses.
+            seed: Seeds everything random.
+            progress: Called with (stage, done, total).
+
+        Nothing changes unless the whole fit succeeds. The classifier never changes.
+        """
+        predictor = self.predictor.with_features(None if method == "balance" else self.features)
+        fitter = Fitter(
+            predictor,
+            self.plan,
+            padding=self.padding,
+            interpolation=self.interpolation,
+            method=method,
+            recipe=recipe or HeadRecipe(),
+            views=views,
+            promise=Promise(promise) if isinstance(promise, (int, float)) else promise,
+            early_exit=early_exit,
+            crop=crop,
+            seed=seed,
+            progress=progress,
+        )
+        with torch.no_grad():
+            fitted = fitter.fit(images)
+        self.predictor, self.calibrator, self.gate, self.report = (
+            predictor,
+            fitted.calibrator,
+            fitted.gate,
+            fitted.report,
+        )
+        return self
+
+    @torch.no_grad()
     def search(self, images: Tensor) -> SearchResult:
         """Return labels, poses and the trace of the search for images (B, C, H, W) of raw pixels."""
         check_images(images)
@@ -109,29 +191,93 @@ class ITS(nn.Module):
             )
         device, _ = self.predictor.device_and_dtype(images)
         images = images.to(device)
-        root = self.predictor(images).logits
-        widest = max(len(group.grid(self.tree.samples)) for group in self.tree.levels) * self.tree.hypotheses
-        block = max(1, BLOCK_ELEMENTS // (widest * root.shape[-1]))
-        parts = zip(images.split(block), root.split(block), strict=True)
-        return concatenate([self._search_block(part, Evidence(logits)) for part, logits in parts])
+        bare = self.predictor(images)
+        calibrator = self._batch_balance(images) if self.calibrator == "batch" else self.calibrator
+        block = max(1, BLOCK_ELEMENTS // (self.plan.budget * bare.logits.shape[-1]))
+        rows = torch.arange(len(images), device=device).split(block)
+        return concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in rows])
 
-    def _search_block(self, images: Tensor, root: Evidence) -> SearchResult:
+    def _search_block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
+        root = bare if calibrator is None else calibrator(bare)
+        out = torch.zeros_like(bare.labels, dtype=torch.bool) if self.gate is None else self.gate.leaves_early(bare)
+        left = (~out).nonzero()[:, 0]
+
         def evaluate(index: Tensor, poses: Tensor) -> Evidence:
-            return self.predictor.views(images, index, poses, padding=self.padding, interpolation=self.interpolation)
+            seen = self.predictor.views(
+                images, left[index], poses, padding=self.padding, interpolation=self.interpolation
+            )
+            return seen if calibrator is None else calibrator(seen)
 
-        found = search(evaluate, root, self.tree)
+        if len(left) < len(out):
+            found = settled(root, self.plan.search(evaluate, root.at(left)) if len(left) else None, left)
+        else:
+            found = self.plan.search(evaluate, root)
+        kept = out
+        if self.gate is not None:
+            kept = out | self.gate.keeps(bare.logits, root.logits, found)
+        logits, pose = read_out(found, self.readout)
+        identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         return SearchResult(
-            logits=found.marginal if self.readout == "marginal" else found.beam.evidence.logits[:, 0],
-            pose=found.beam.pose[:, 0],
+            logits=torch.where(kept[:, None], bare.logits, logits),
+            pose=torch.where(kept[:, None, None], identity, pose),
             views=found.views,
             hypotheses=found.beam,
             trace=found.trace,
+            gated=kept,
             images=images,
             padding=self.padding,
             interpolation=self.interpolation,
         )
 
+    def _batch_balance(self, images: Tensor) -> Balance:
+        """Return the balance under which all classes win equally often over the orbits of this very batch."""
+        points = lattice(self.plan.levels, 24 if len(self.plan.levels) == 1 else 72)
+        poses = matrices(self.plan.levels, points.to(images))
+        some = images[:1000]
+        index = torch.arange(len(some), device=images.device).repeat_interleave(len(poses))
+        seen = self.predictor.views(
+            some, index, poses.repeat(len(some), 1, 1), padding=self.padding, interpolation=self.interpolation
+        )
+        best = seen.logits.reshape(len(some), len(poses), -1).amax(1)
+        return fit_balance(best, torch.full_like(best[0], 1 / best.shape[1]))
+
     def extra_repr(self) -> str:
         """Return the levels and the main options."""
-        names = " → ".join(group.name for group in self.tree.levels)
-        return f"levels={names}, samples={self.tree.samples}, hypotheses={self.tree.hypotheses}"
+        names = " → ".join(group.name for group in self.plan.levels)
+        return f"search={type(self.plan).__name__.lower()}, levels={names}, hypotheses={self.plan.hypotheses}"
+
+
+def make_plan(search: str, levels: Sequence[Group], **options: Any) -> Tree | Joint | Anneal:
+    """Return the plan of that name with those options that it knows; one that no plan knows is an error."""
+    one_of("search", search, PLANS)
+    plan = PLANS[search]
+    known = {item.name for item in fields(plan)}
+    shared = {"samples", "hypotheses", "confidence", "budget", "seed"}
+    for name in options.keys() - shared:
+        one_of("option", name, sorted(known - shared - {"levels"}))
+    if options.get("confidence") is None:
+        options["confidence"] = "group" if plan is Tree else "energy"
+    return plan(levels, **{name: value for name, value in options.items() if name in known})  # type: ignore[arg-type]
+
+
+def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
+
+    The marginal's pose is that of the best hypothesis with the marginal's label, or of the best one where none has it.
+    """
+    beam = found.beam
+    if readout == "incumbent":
+        return beam.evidence.logits[:, 0], beam.pose[:, 0]
+    agrees = (beam.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
+    slot = agrees.float().argmax(1)
+    return found.marginal, beam.pose[torch.arange(len(slot), device=slot.device), slot]
+
+
+def settled(root: Evidence, found: Found | None, left: Tensor) -> Found:
+    """Return what was found for the images at `left`, and for all others the image as it came."""
+    slots = 1 if found is None else found.beam.active.shape[1]
+    index = torch.zeros(len(root.logits), slots, dtype=torch.long, device=root.logits.device)
+    beam = take(root_beam(Evidence(root.logits)), index)
+    beam = replace(beam, active=(torch.arange(slots, device=index.device) == 0).expand_as(beam.active))
+    whole = Found(beam, (), root.logits, root.logits, torch.ones_like(root.labels))
+    return whole if found is None else scatter(whole, found, left)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,12 +10,9 @@ from torch import Tensor
 
 from headtilt.confidence import Confidence, Orbit, resolve
 from headtilt.errors import OptionError, at_least, one_of, positive
-from headtilt.evidence import Evidence
+from headtilt.evidence import Evaluate, Evidence
 from headtilt.groups import Group, check_levels, identity_index
-from headtilt.result import Beam, LevelTrace
-
-Evaluate = Callable[[Tensor, Tensor], Evidence]
-"""``(index (V,), poses (V, 3, 3)) -> Evidence (V, …)``: what the classifier says of those views."""
+from headtilt.result import Beam, Found, LevelTrace, near_identity
 
 
 @dataclass(frozen=True)
@@ -65,22 +61,14 @@ class Tree:
             positive("width", self.width)
         resolve(self.confidence)
 
+    @property
+    def budget(self) -> int:
+        """Most views that one level holds at once for one image."""
+        return self.hypotheses * max(len(group.grid(self.samples)) for group in self.levels)
 
-@dataclass(frozen=True)
-class Found:
-    """What the walk found.
-
-    Attributes:
-        beam: The final hypotheses, ranked.
-        trace: One entry per level.
-        marginal: (B, Y), logsumexp of the logits over all views seen.
-        views: (B,), how many those were.
-    """
-
-    beam: Beam
-    trace: tuple[LevelTrace, ...]
-    marginal: Tensor
-    views: Tensor
+    def search(self, evaluate: Evaluate, root: Evidence) -> Found:
+        """Return what the walk finds; see `search`."""
+        return search(evaluate, root, self)
 
 
 def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
@@ -95,7 +83,7 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
     measure = resolve(tree.confidence, tree.width)
     generator = torch.Generator().manual_seed(tree.seed)
     beam = root_beam(root)
-    marginal, views = root.logits, torch.ones(len(root.logits), dtype=torch.long, device=root.logits.device)
+    marginal, near, views = root.logits, root.logits, torch.ones_like(root.labels)
     support = count_labels(root.labels[:, None], root.logits.shape[-1])
     trace = []
     for depth, group in enumerate(tree.levels):
@@ -107,7 +95,9 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
         noise = _gumbel(scores, generator) * tree.temperature if tree.traversal == "boltzmann" else None
         chosen = select(scores if noise is None else scores + noise, evidence.labels, tree.hypotheses)
         new = torch.arange(orbit.samples, device=confidence.device) != here
-        marginal = torch.logaddexp(marginal, evidence.logits[:, :, new].flatten(1, 2).logsumexp(1))
+        fresh, close = evidence.logits[:, :, new], near_identity(poses[:, :, new])
+        marginal = torch.logaddexp(marginal, fresh.flatten(1, 2).logsumexp(1))
+        near = torch.logaddexp(near, fresh.masked_fill(~close[..., None], float("-inf")).flatten(1, 2).logsumexp(1))
         support = support + count_labels(evidence.labels[:, :, new], support.shape[-1], beam.active)
         views = views + beam.active.sum(1) * (orbit.samples - 1)
         trace.append(
@@ -123,7 +113,7 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
             )
         )
         beam = _descend(beam, poses, evidence, confidence, scores, chosen)
-    return Found(rank(beam, tree.ranking, support), tuple(trace), marginal, views)
+    return Found(rank(beam, tree.ranking, support), tuple(trace), marginal, near, views)
 
 
 def root_beam(root: Evidence) -> Beam:
@@ -132,7 +122,7 @@ def root_beam(root: Evidence) -> Beam:
     zeros = root.logits.new_zeros(batch, 1)
     return Beam(
         pose=torch.eye(3, dtype=root.logits.dtype, device=root.logits.device).expand(batch, 1, 3, 3),
-        evidence=Evidence(root.logits[:, None], None if root.features is None else root.features[:, None]),
+        evidence=root.reshape(batch, 1),
         confidence=zeros,
         accumulated=zeros,
         active=torch.ones_like(zeros, dtype=torch.bool),
@@ -200,7 +190,7 @@ def rank(beam: Beam, ranking: str, support: Tensor) -> Beam:
         # Ties in the count are decided by confidence, squashed so that it can never outweigh one view.
         key = support.gather(1, beam.labels) + beam.confidence.sigmoid() / 2
     order = key.masked_fill(~beam.active, float("-inf")).argsort(dim=1, descending=True, stable=True)
-    return _take(beam, order)
+    return take(beam, order)
 
 
 def count_labels(labels: Tensor, classes: int, active: Tensor | None = None) -> Tensor:
@@ -251,24 +241,21 @@ def _descend(beam: Beam, poses: Tensor, evidence: Evidence, confidence: Tensor, 
     samples = confidence.shape[-1]
     candidates = Beam(
         pose=poses.flatten(1, 2),
-        evidence=Evidence(
-            evidence.logits.flatten(1, 2), None if evidence.features is None else evidence.features.flatten(1, 2)
-        ),
+        evidence=evidence.reshape(len(chosen), -1),
         confidence=scores.flatten(1),
         accumulated=(beam.accumulated[..., None] + confidence).flatten(1),
         active=beam.active.repeat_interleave(samples, dim=1),
     )
-    taken = _take(candidates, chosen.clamp_min(0))
+    taken = take(candidates, chosen.clamp_min(0))
     return replace(taken, active=chosen >= 0)
 
 
-def _take(beam: Beam, index: Tensor) -> Beam:
+def take(beam: Beam, index: Tensor) -> Beam:
     """Return the hypotheses (B, K′) at `index` of each image's candidates."""
     rows = torch.arange(len(index), device=index.device)[:, None]
-    features = beam.evidence.features
     return Beam(
         pose=beam.pose[rows, index],
-        evidence=Evidence(beam.evidence.logits[rows, index], None if features is None else features[rows, index]),
+        evidence=beam.evidence.at(rows, index),
         confidence=beam.confidence[rows, index],
         accumulated=beam.accumulated[rows, index],
         active=beam.active[rows, index],

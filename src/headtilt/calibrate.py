@@ -1,0 +1,323 @@
+"""Calibrators: what removes the classifier's bias towards some classes, fitted from unlabelled upright images.
+
+A calibrator maps Evidence to Evidence (features are used up on the way) and is frozen once fitted; the classifier
+itself never changes. The class score of an image is the logsumexp (or the maximum) of its views' scores, and the target
+is the classifier's own answer on the upright image, so no label is needed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headtilt.errors import OptionError
+from headtilt.evidence import Evidence
+
+Calibrator = Callable[[Evidence], Evidence]
+OrbitSample = Callable[[Tensor, int], Evidence]
+"""``(index (n,), seed) -> Evidence (n, V, …)``: fit images under random tilts, each seen from V views."""
+
+
+class Balance(nn.Module):
+    """One number per class, added to its logit, so that classes win over orbits as often as they occur upright.
+
+    Args:
+        bias: (Y,).
+    """
+
+    bias: Tensor
+
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("bias", bias.detach().clone())
+
+    def forward(self, evidence: Evidence) -> Evidence:
+        """Return the evidence with balanced logits."""
+        return Evidence(evidence.logits + self.bias.to(evidence.logits))
+
+
+def fit_balance(orbit_scores: Tensor, prior: Tensor, *, iterations: int = 200) -> Balance:
+    """Return the balance under which the classes won match the prior.
+
+    Minimises mean_i logsumexp_y(R_iy + b_y) − prior·b + ridge·‖b‖²/2, whose gradient is the share of the classes won
+    minus the prior. The ridge is a Gaussian prior on b as wide as the scores themselves vary: it vanishes with many
+    images per class and keeps 1,000 classes sane with few.
+
+    Args:
+        orbit_scores: (n, Y), each image's largest logit per class over its orbit (or its logsumexp).
+        prior: (Y,), how often each class should win; sums to one.
+        iterations: Damped Newton steps.
+    """
+    scores, prior = orbit_scores.double(), prior.to(orbit_scores).double()
+    ridge = 1 / (len(scores) * scores.std(dim=0, correction=0).mean().clamp_min(1e-6) ** 2)
+    bias = torch.zeros_like(prior)
+    for _ in range(iterations):
+        share = (scores + bias).softmax(dim=1)
+        gradient = share.mean(0) - prior + ridge * bias
+        curvature = (share * (1 - share)).mean(0) + ridge
+        # Half of a diagonal Newton step, bounded: classes that never win have next to no curvature.
+        bias = bias - (0.5 * gradient / curvature.clamp_min(1e-8)).clamp(-1, 1)
+        bias = bias - bias.mean()
+    return Balance(bias.to(orbit_scores.dtype))
+
+
+def upright_prior(labels: Tensor, classes: int) -> Tensor:
+    """Return how often each class is predicted upright (Y,), with half an image added to each so that none is zero."""
+    counts = torch.bincount(labels, minlength=classes).double() + 0.5
+    return counts / counts.sum()
+
+
+@dataclass(frozen=True)
+class HeadRecipe:
+    """How an orbit head is built and trained.
+
+    Attributes:
+        source: What the head reads: "features", "logits", or "auto" (features where there are any).
+        hidden: Width of its two hidden layers.
+        rounds: Most rounds; each draws fresh tilts for a pool of fit images and trains on them.
+        pool: Fit images per round.
+        steps: Optimiser steps per round.
+        batch: Images per step.
+        views: Views of each image's orbit per step, drawn anew each time.
+        patience: Rounds without improvement on the held-out fit images before it stops.
+        learning_rate: Of AdamW, falling with a cosine.
+    """
+
+    source: str = "auto"
+    hidden: int = 256
+    rounds: int = 24
+    pool: int = 2048
+    steps: int = 64
+    batch: int = 128
+    views: int = 24
+    patience: int = 6
+    learning_rate: float = 2e-3
+
+
+class OrbitHead(nn.Module):
+    """A small network that scores each view for each class, on top of balanced logits.
+
+    With few images per class it gives one number per view ("how canonical does this look") instead of one per class.
+    Before training it adds nothing, so a head that cannot learn is the balance it started from.
+
+    Args:
+        bias: (Y,), the balance.
+        mean: (D,), mean of the inputs.
+        deviation: (D,), their standard deviation.
+        source: "features" or "logits".
+        hidden: Width of the hidden layers.
+        per_class: Whether it scores classes or views.
+    """
+
+    bias: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(
+        self, bias: Tensor, mean: Tensor, deviation: Tensor, *, source: str, hidden: int, per_class: bool
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.register_buffer("bias", bias.detach().clone())
+        self.register_buffer("mean", mean.detach().clone())
+        self.register_buffer("deviation", deviation.detach().clone())
+        self.log_scale = nn.Parameter(torch.zeros((), device=bias.device))
+        inputs, outputs, drop = len(mean), len(bias) if per_class else 1, 0.1 if per_class else 0.5
+        last = nn.Linear(hidden, outputs)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.network = nn.Sequential(
+            nn.Dropout(0.0 if per_class else drop),
+            nn.Linear(inputs, hidden),
+            nn.GELU(),
+            nn.Dropout(drop),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Dropout(drop),
+            last,
+        ).to(bias.device)
+
+    def forward(self, evidence: Evidence) -> Evidence:
+        """Return the evidence with the head's scores (…, Y) as logits."""
+        inputs = evidence.logits if self.source == "logits" else evidence.features
+        if inputs is None:
+            raise OptionError("this head reads features, and the evidence has none. Fit it with source='logits'.")
+        standard = (inputs.to(self.mean) - self.mean) / self.deviation
+        scores = (evidence.logits.to(self.bias) + self.bias) * self.log_scale.exp() + self.network(standard)
+        return Evidence(scores)
+
+
+def fit_head(
+    sample: OrbitSample,
+    targets: Tensor,
+    held_out: Tensor,
+    balance: Balance,
+    recipe: HeadRecipe,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> OrbitHead:
+    """Return a head trained with the orbit-marginal likelihood; the same seed gives the same head.
+
+    Args:
+        sample: Draws fit images under random tilts and looks at their orbits.
+        targets: (n,), the classifier's own label of every fit image upright.
+        held_out: (n,), bool: images kept for early stopping.
+        balance: Where the head starts from.
+        recipe: See `HeadRecipe`.
+        seed: Seeds tilts, initial weights and batches.
+        progress: Called after each round with (round, rounds, held-out loss).
+    """
+    train, test = (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
+    classes = len(balance.bias)
+    check = sample(test, seed)
+    source = recipe.source if recipe.source != "auto" else "features" if check.features is not None else "logits"
+    inputs = check.logits if source == "logits" else check.features
+    if inputs is None:
+        raise OptionError("source='features' needs a model whose features can be read; use source='logits'.")
+    rows = inputs.flatten(0, -2)
+    per_class = len(train) >= 20 * classes
+    with torch.random.fork_rng(devices=[rows.device] if rows.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        head = OrbitHead(
+            balance.bias.to(rows),
+            rows.mean(0),
+            rows.std(0, correction=0).clamp_min(1e-3),
+            source=source,
+            hidden=recipe.hidden,
+            per_class=per_class,
+        )
+        optimiser = torch.optim.AdamW(
+            head.parameters(), lr=recipe.learning_rate, weight_decay=0.01 if per_class else 0.2
+        )
+        best, best_loss, waited = copy.deepcopy(head.state_dict()), _loss(head, check, targets[test]), 0
+        for number in range(recipe.rounds):
+            pool = train[torch.randperm(len(train))[: recipe.pool].to(train.device)]
+            orbits = sample(pool, hash((seed, number + 1)))
+            for step, batch in enumerate(_batches(len(pool), recipe.batch, recipe.steps)):
+                done = (number + step / recipe.steps) / recipe.rounds
+                for group in optimiser.param_groups:
+                    group["lr"] = recipe.learning_rate * 0.5 * (1 + torch.cos(torch.tensor(done * torch.pi)).item())
+                some = batch.to(train.device)
+                seen = torch.randperm(orbits.logits.shape[1])[: recipe.views].to(train.device)
+                _train_step(head, optimiser, orbits.at(some[:, None], seen), targets[pool[some]])
+            loss = _loss(head, check, targets[test])
+            if loss < best_loss:
+                best, best_loss, waited = copy.deepcopy(head.state_dict()), loss, 0
+            else:
+                waited += 1
+            if progress is not None:
+                progress(number + 1, recipe.rounds, loss)
+            if waited >= recipe.patience:
+                break
+    head.load_state_dict(best)
+    return head.eval().requires_grad_(False)
+
+
+def _batches(count: int, size: int, steps: int) -> Iterator[Tensor]:
+    """Yield `steps` index batches, in permutations of all `count` rows."""
+    order = torch.empty(0, dtype=torch.long)
+    for _ in range(steps):
+        if len(order) < size:
+            order = torch.cat([order, torch.randperm(count)])
+        yield order[:size]
+        order = order[size:]
+
+
+def _train_step(head: OrbitHead, optimiser: torch.optim.Optimizer, orbits: Evidence, targets: Tensor) -> None:
+    head.train()
+    with torch.enable_grad():
+        loss = F.cross_entropy(head(orbits).logits.logsumexp(1), targets)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+
+@torch.no_grad()
+def _loss(head: OrbitHead, orbits: Evidence, targets: Tensor) -> float:
+    head.eval()
+    return float(F.cross_entropy(head(orbits).logits.logsumexp(1), targets))
+
+
+class Prototypes(nn.Module):
+    """Class scores from the distance of a view's features to the mean feature vector of each class.
+
+    Args:
+        means: (Y, D).
+        scale: One number: how many logits one mean within-class squared distance is worth.
+    """
+
+    means: Tensor
+    scale: Tensor
+
+    def __init__(self, means: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("means", means.detach().clone())
+        self.register_buffer("scale", scale.detach().clone())
+
+    def forward(self, evidence: Evidence) -> Evidence:
+        """Return the evidence with negative scaled squared distances as logits."""
+        features = _need_features(evidence)
+        flat = features.flatten(0, -2)
+        distances = torch.cdist(flat, self.means.to(flat)) ** 2
+        return Evidence((-distances * self.scale).reshape(*features.shape[:-1], -1))
+
+
+class Neighbours(nn.Module):
+    """Class scores from the cosine similarity of a view's features to its nearest upright ones of each class.
+
+    Args:
+        bank: (Y, S, D), unit feature vectors of each class, repeated where a class has fewer than S.
+        nearest: How many of the nearest to average.
+        scale: How many logits a similarity of one is worth.
+    """
+
+    bank: Tensor
+
+    def __init__(self, bank: Tensor, nearest: int = 3, scale: float = 20.0) -> None:
+        super().__init__()
+        self.nearest, self.scale = nearest, scale
+        self.register_buffer("bank", bank.detach().clone())
+
+    def forward(self, evidence: Evidence) -> Evidence:
+        """Return the evidence with scaled similarities as logits."""
+        features = _need_features(evidence)
+        classes, size, _ = self.bank.shape
+        scores = []
+        for part in F.normalize(features.flatten(0, -2), dim=-1).split(4096):
+            similarity = (part @ self.bank.to(part).flatten(0, 1).T).reshape(len(part), classes, size)
+            scores.append(similarity.topk(min(self.nearest, size), dim=-1).values.mean(-1))
+        return Evidence((torch.cat(scores) * self.scale).reshape(*features.shape[:-1], -1))
+
+
+def fit_prototypes(upright: Evidence, labels: Tensor) -> Prototypes:
+    """Return class means of upright features (n, D) under the classifier's own labels; absent classes lie far away."""
+    features, classes = _need_features(upright), upright.logits.shape[-1]
+    member = F.one_hot(labels, classes).to(features)
+    counts = member.sum(0)
+    means = member.T @ features / counts.clamp_min(1)[:, None]
+    means[counts == 0] = features.abs().max() * 100
+    within = (features - means[labels]).square().sum(1).mean().clamp_min(1e-6)
+    return Prototypes(means, 10 / within)
+
+
+def fit_neighbours(upright: Evidence, labels: Tensor, *, per_class: int = 100) -> Neighbours:
+    """Return the first upright unit features (n, D) of each class as a bank; classes without any never win."""
+    features, classes = F.normalize(_need_features(upright), dim=-1), upright.logits.shape[-1]
+    bank = features.new_zeros(classes, per_class, features.shape[-1])
+    for label in range(classes):
+        own = features[labels == label][:per_class]
+        if len(own):
+            bank[label] = own[torch.arange(per_class, device=own.device) % len(own)]
+    return Neighbours(bank)
+
+
+def _need_features(evidence: Evidence) -> Tensor:
+    if evidence.features is None:
+        raise OptionError("distance scores need features. Wrap an nn.Module with a linear layer, or name the module.")
+    return evidence.features

@@ -1,0 +1,210 @@
+"""The ruler: methods side by side on one perturbed test set, over several trained networks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtilt.calibrate import HeadRecipe
+from headtilt.data import load as load_data
+from headtilt.data.dataset import Dataset
+from headtilt.data.perturb import Mode, TestSet, draw, perturb_dataset, pose_errors, schedule
+from headtilt.errors import OptionError, at_least
+from headtilt.experiments.methods import METHODS, Predict, Setting, build
+from headtilt.experiments.retrain import retrained
+from headtilt.gate import Promise
+from headtilt.models import zoo
+from headtilt.warp import Padding
+
+FIELDS = (
+    "accuracy",
+    "upright_accuracy",
+    "angle_error_deg",
+    "frobenius",
+    "frobenius_batch128",
+    "views_per_image",
+    "images_per_second",
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A classifier under test.
+
+    Attributes:
+        model: Raw pixels in, logits out.
+        name: What the report calls it.
+        crop: Side of the square it sees, where the images are larger; None for the whole image.
+        padding: How its views should be padded.
+    """
+
+    model: nn.Module
+    name: str
+    crop: int | None = None
+    padding: Padding = "zeros"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to measure.
+
+    Attributes:
+        dataset: Name or folder.
+        methods: Names from `METHODS`.
+        perturb: Named schedule.
+        networks: How many zoo networks, seeds 0, 1, …; ignored where `models` are given.
+        models: Networks of one's own.
+        seed: Seeds the transforms and everything that is fitted.
+        limit: Test images; None for all.
+        split: "test", or "validation" for choosing.
+        mode: See `draw`.
+        fit_images: Most unlabelled images to fit on.
+        mc_passes: Monte-Carlo passes of the paper's methods.
+        promise: Points of upright accuracy that a gate may cost.
+        recipe: How heads are trained.
+        device: Where to run.
+        folders: Where to look for data.
+        batch: Images per call of a method.
+    """
+
+    dataset: str
+    methods: tuple[str, ...]
+    perturb: str = "affine"
+    networks: int = 1
+    models: tuple[Network, ...] = ()
+    seed: int = 0
+    limit: int | None = None
+    split: str = "test"
+    mode: Mode = "each"
+    fit_images: int = 6000
+    mc_passes: int = 10
+    promise: float = 0.5
+    recipe: HeadRecipe = HeadRecipe()  # noqa: RUF009 - frozen
+    device: str = "cpu"
+    folders: list[Path] | None = None
+    batch: int = 500
+
+    def __post_init__(self) -> None:
+        at_least("networks", self.networks, 1)
+        for name in self.methods:
+            if name not in METHODS:
+                raise OptionError(f"method must be one of {', '.join(METHODS)}; got {name!r}.")
+        schedule(self.perturb)
+
+    def run(self, progress: Callable[[str, int, int], None] | None = None) -> dict[str, Any]:
+        """Return the report: mean and spread over networks for every method.
+
+        Args:
+            progress: Called with (what is being measured, steps done, steps in all).
+        """
+        data = load_data(self.dataset, self.split, folders=self.folders, limit=self.limit)  # type: ignore[arg-type]
+        transforms = draw(self.perturb, len(data), seed=self.seed, mode=self.mode)
+        networks = self.models or tuple(self._zoo(seed) for seed in range(self.networks))
+        rows: dict[str, list[dict[str, float | None]]] = {name: [] for name in self.methods}
+        total = len(networks) * len(self.methods)
+        for number, network in enumerate(networks):
+            upright = perturb_dataset(data, torch.eye(3).expand(len(data), 3, 3), crop=network.crop)
+            tilted = perturb_dataset(data, transforms, crop=network.crop)
+            for place, name in enumerate(self.methods):
+                if progress is not None:
+                    progress(f"{network.name}: {name}", number * len(self.methods) + place, total)
+                predict = build(name, self._setting(network, number))
+                rows[name].append(self._measure(predict, tilted, upright))
+        return {
+            "dataset": self.dataset,
+            "perturb": self.perturb,
+            "seed": self.seed,
+            "count": len(data),
+            "networks": len(networks),
+            "split": self.split,
+            "mode": self.mode,
+            "methods": {name: summarise(found) for name, found in rows.items()},
+            "per_network": rows,
+        }
+
+    def _zoo(self, seed: int) -> Network:
+        spec = f"{self.dataset}:{seed}"
+        return Network(zoo.load(spec, device=self.device, folders=self.folders), spec)
+
+    def _setting(self, network: Network, number: int) -> Setting:
+        def fit_images() -> Tensor:
+            data = load_data(self.dataset, "fit", folders=self.folders, limit=self.fit_images)
+            return data.floats()
+
+        return Setting(
+            model=network.model,
+            levels=schedule(self.perturb).searched,
+            fit_images=fit_images,
+            padding=network.padding,
+            crop=network.crop,
+            mc_passes=self.mc_passes,
+            promise=Promise(self.promise),
+            recipe=self.recipe,
+            seed=self.seed,
+            retrained=None
+            if self.models
+            else lambda name: retrained(name, self.dataset, number, self.device, self.folders),
+        )
+
+    def _measure(self, predict: Predict, tilted: TestSet, upright: TestSet) -> dict[str, float | None]:
+        right, poses, views, seconds = self._walk(predict, tilted)
+        straight, _, _, _ = self._walk(predict, upright)
+        errors: dict[str, float | None] = {"angle_error_deg": None, "frobenius": None, "frobenius_batch128": None}
+        if poses is not None:
+            errors = pose_errors(poses, tilted.transforms)
+        return {
+            "accuracy": 100 * right / len(tilted),
+            "upright_accuracy": 100 * straight / len(upright),
+            **errors,
+            "views_per_image": views,
+            "images_per_second": len(tilted) / seconds,
+        }
+
+    def _walk(self, predict: Predict, test: TestSet) -> tuple[int, Tensor | None, float, float]:
+        """Return right answers, estimated transforms, mean views and seconds over a test set."""
+        right, views, poses = 0, 0.0, []
+        start = time.perf_counter()
+        for rows in torch.arange(len(test)).split(self.batch):
+            answer = predict(test.images[rows].to(self.device))
+            right += int((answer.labels.cpu() == test.labels[rows]).sum())
+            views += answer.views * len(rows)
+            if answer.perturbation is not None:
+                poses.append(answer.perturbation.cpu())
+        seconds = time.perf_counter() - start
+        return right, torch.cat(poses) if poses else None, views / len(test), seconds
+
+
+def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+    """Return the mean of every field over networks, and the standard deviation of the accuracies."""
+    summary: dict[str, float | None] = {}
+    for name in FIELDS:
+        values = [row[name] for row in rows]
+        known = [value for value in values if value is not None]
+        summary[name] = statistics.fmean(known) if known else None
+        if name.endswith("accuracy"):
+            summary[f"{name}_std"] = statistics.pstdev(known) if len(known) > 1 else 0.0
+    return summary
+
+
+def curve(
+    predict: Predict, data: Dataset, angles: Sequence[float], device: str, crop: int | None = None
+) -> list[float]:
+    """Return the accuracy in percent with all images turned by each angle in degrees."""
+    from headtilt.groups import rotation
+
+    accuracies = []
+    for angle in angles:
+        turn = rotation().matrix(torch.tensor(angle).deg2rad()).expand(len(data), 3, 3)
+        test = perturb_dataset(data, turn, crop=crop)
+        right = 0
+        for rows in torch.arange(len(test)).split(500):
+            right += int((predict(test.images[rows].to(device)).labels.cpu() == test.labels[rows]).sum())
+        accuracies.append(100 * right / len(test))
+    return accuracies

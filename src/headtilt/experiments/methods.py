@@ -1,0 +1,177 @@
+"""Every method that `headtilt evaluate` compares, by name: a function from a setting to a predictor of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtilt.baselines.tta import tta
+from headtilt.calibrate import HeadRecipe
+from headtilt.errors import OptionError
+from headtilt.evidence import Predictor
+from headtilt.gate import Promise
+from headtilt.groups import Group, rotation
+from headtilt.presets import accurate, fast, paper3, paper5
+from headtilt.warp import Padding
+from headtilt.wrapper import ITS
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a method says of a batch.
+
+    Attributes:
+        labels: (B,).
+        perturbation: (B, 3, 3), how it thinks each image was transformed; None where it does not say.
+        views: How many views of each image the model was shown, on average.
+    """
+
+    labels: Tensor
+    perturbation: Tensor | None
+    views: float
+
+
+Predict = Callable[[Tensor], Prediction]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is given.
+
+    Attributes:
+        model: The trained classifier, in eval mode.
+        levels: The groups to search.
+        fit_images: Returns unlabelled upright images (n, C, H, W) in [0, 1], or raises where there are none.
+        padding: How views are padded.
+        crop: Side of the square that the model sees, where fit images are larger.
+        mc_passes: Monte-Carlo passes of the paper's methods.
+        promise: What a gate must keep.
+        recipe: How heads are trained.
+        seed: Seeds everything random.
+        retrained: Returns the network that users would train instead, by name ("augmented", "last-layer").
+    """
+
+    model: nn.Module
+    levels: tuple[Group, ...]
+    fit_images: Callable[[], Tensor]
+    padding: Padding = "zeros"
+    crop: int | None = None
+    mc_passes: int = 10
+    promise: Promise = Promise()  # noqa: RUF009 - frozen
+    recipe: HeadRecipe = HeadRecipe()  # noqa: RUF009 - frozen
+    seed: int = 0
+    retrained: Callable[[str], nn.Module] | None = None
+
+
+def _vanilla(setting: Setting) -> Predict:
+    predictor = Predictor(setting.model)
+
+    def predict(images: Tensor) -> Prediction:
+        identity = torch.eye(3).expand(len(images), 3, 3)
+        return Prediction(predictor(images).labels, identity, 1)
+
+    return predict
+
+
+def _tta(merge: Any) -> Callable[[Setting], Predict]:
+    def build(setting: Setting) -> Predict:
+        predictor = Predictor(setting.model)
+
+        def predict(images: Tensor) -> Prediction:
+            probabilities, undone = tta(predictor, images, merge, padding=setting.padding)
+            return Prediction(probabilities.argmax(1), None if merge == "mean" else undone, 17)
+
+        return predict
+
+    return build
+
+
+def searching(robust: ITS) -> Predict:
+    """Return the method that asks a wrapper."""
+
+    def predict(images: Tensor) -> Prediction:
+        result = robust.search(images)
+        return Prediction(result.labels, result.perturbation, float(result.views.float().mean()))
+
+    return predict
+
+
+def _its(options: Callable[[Setting], dict[str, Any]]) -> Callable[[Setting], Predict]:
+    def build(setting: Setting) -> Predict:
+        return searching(ITS(setting.model, padding=setting.padding, seed=setting.seed, **options(setting)))
+
+    return build
+
+
+def fitted(setting: Setting, method: Any, options: dict[str, Any], *, gate: bool) -> ITS:
+    """Return a wrapper fitted on the setting's unlabelled images."""
+    robust = ITS(setting.model, padding=setting.padding, seed=setting.seed, **options)
+    return robust.fit(
+        setting.fit_images(),
+        method=method,
+        promise=setting.promise if gate else None,
+        recipe=setting.recipe,
+        crop=setting.crop,
+        seed=setting.seed,
+    )
+
+
+def _fitted(
+    method: str, options: Callable[[Setting], dict[str, Any]], gate: bool = False
+) -> Callable[[Setting], Predict]:
+    def build(setting: Setting) -> Predict:
+        return searching(fitted(setting, method, options(setting), gate=gate))
+
+    return build
+
+
+def _retrained(name: str) -> Callable[[Setting], Predict]:
+    def build(setting: Setting) -> Predict:
+        if setting.retrained is None:
+            raise OptionError(f"{name} retrains a network of the zoo; it has no meaning for a model of your own.")
+        predictor = Predictor(setting.retrained(name))
+        return lambda images: Prediction(predictor(images).labels, None, 1)
+
+    return build
+
+
+def _joint(setting: Setting, **changes: Any) -> dict[str, Any]:
+    return {**accurate(setting.levels), **changes}
+
+
+METHODS: dict[str, Callable[[Setting], Predict]] = {
+    "vanilla": _vanilla,
+    "tta-mean": _tta("mean"),
+    "tta-max": _tta("max"),
+    "energy": _its(lambda _: {"levels": [rotation()], "hypotheses": 1, "confidence": "energy"}),
+    "paper3": _its(lambda setting: paper3(setting.mc_passes)),
+    "paper5": _its(lambda setting: paper5(setting.mc_passes)),
+    "joint": _its(lambda setting: _joint(setting, readout="incumbent")),
+    "anneal": _its(lambda setting: _joint(setting, search="anneal", readout="incumbent")),
+    "balanced-batch": _its(lambda setting: _joint(setting, calibrator="batch", readout="incumbent")),
+    "augmented": _retrained("augmented"),
+    "last-layer": _retrained("last-layer"),
+}
+FITTED: dict[str, tuple[str, Callable[[Setting], dict[str, Any]]]] = {
+    "balanced": ("balance", lambda setting: _joint(setting, readout="incumbent")),
+    "head": ("head", lambda setting: _joint(setting, features=None)),
+    "head-features": ("head", _joint),
+    "knn": ("neighbours", lambda setting: _joint(setting, readout="incumbent")),
+    "prototype": ("prototypes", lambda setting: _joint(setting, readout="incumbent")),
+    "fast": ("head", lambda setting: fast(setting.levels)),
+    "accurate": ("head", lambda setting: accurate(setting.levels)),
+}
+for _name, (_method, _options) in FITTED.items():
+    METHODS[_name] = _fitted(_method, _options)
+    METHODS[f"{_name}+gate"] = _fitted(_method, _options, gate=True)
+
+
+def build(name: str, setting: Setting) -> Predict:
+    """Return the method of that name, fitted where it needs fitting."""
+    if name not in METHODS:
+        raise OptionError(f"method must be one of {', '.join(METHODS)}; got {name!r}.")
+    return METHODS[name](setting)

@@ -1,0 +1,300 @@
+"""Fitting a calibrator and a gate from unlabelled upright images; the classifier stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headtilt.calibrate import (
+    HeadRecipe,
+    fit_balance,
+    fit_head,
+    fit_neighbours,
+    fit_prototypes,
+    upright_prior,
+)
+from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, one_of
+from headtilt.evidence import Evaluate, Evidence, Predictor, concatenate
+from headtilt.gate import Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
+from headtilt.groups import Group, invert
+from headtilt.result import Found
+from headtilt.search.joint import lattice, matrices, spread
+from headtilt.warp import Interpolation, Padding, check_images, warp
+
+Method = Literal["head", "balance", "prototypes", "neighbours", "none"]
+METHODS = ("head", "balance", "prototypes", "neighbours", "none")
+FEWEST_FOR_HEAD = 100
+FEWEST = 8
+
+
+class Plan(Protocol):
+    """A way through the poses: `Tree`, `Joint` or `Anneal`."""
+
+    @property
+    def levels(self) -> tuple[Group, ...]:
+        """The groups that are searched."""
+
+    def search(self, evaluate: Evaluate, root: Evidence) -> Found:
+        """Return what the search finds."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit gives.
+
+    Attributes:
+        calibrator: From evidence to calibrated evidence; None for the bare logits.
+        gate: None where no promise was asked for.
+        report: What was fitted, on how many images, and what the gate expects to cost.
+    """
+
+    calibrator: nn.Module | None
+    gate: Gate | None
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fitter:
+    """How to fit.
+
+    Attributes:
+        predictor: The model, with features tapped where the method needs them.
+        plan: The search that the calibrator and the gate will serve.
+        padding: See `warp`.
+        interpolation: See `warp`.
+        method: "head", "balance", "prototypes", "neighbours", or "none" for a gate alone.
+        recipe: How a head is trained.
+        views: Views per orbit in fitting; None takes 24 for one group, 72 for several.
+        promise: What the gate must keep; None fits no gate.
+        early_exit: Whether the gate may let images go before the search.
+        crop: Side of the centre square that the model sees, where fit images are larger: tilts then leave no corners.
+        seed: Seeds everything random.
+        progress: Called with (stage, done, total).
+    """
+
+    predictor: Predictor
+    plan: Plan
+    padding: Padding = "zeros"
+    interpolation: Interpolation = "bilinear"
+    method: Method = "head"
+    recipe: HeadRecipe = field(default_factory=HeadRecipe)
+    views: int | None = None
+    promise: Promise | None = field(default_factory=Promise)
+    early_exit: bool = True
+    crop: int | None = None
+    seed: int = 0
+    progress: Callable[[str, int, int], None] | None = None
+
+    def fit(self, source: Tensor | Iterable[Any]) -> Fitted:
+        """Return calibrator and gate fitted on upright images (n, C, H, W) or a loader of such batches."""
+        one_of("method", self.method, METHODS)
+        images = gather(source)
+        upright = self._look(images, None)
+        targets, classes = upright.labels, upright.logits.shape[-1]
+        if int(targets.unique().numel()) < 2:
+            raise DataError("fit images must show at least two classes by the model's own judgement; they show one.")
+        held_out = _held_out(len(images), self.seed).to(targets.device)
+        calibrator, kind = self._calibrator(images, upright, targets, held_out, classes)
+        report: dict[str, Any] = {"method": kind, "images": len(images), "seed": self.seed}
+        gate = None
+        if self.promise is not None:
+            gate, expected = self._gate(images, upright, targets, held_out, calibrator, self.promise)
+            report["gate"] = expected
+        return Fitted(calibrator, gate, report)
+
+    def _calibrator(
+        self, images: Tensor, upright: Evidence, targets: Tensor, held_out: Tensor, classes: int
+    ) -> tuple[nn.Module | None, str]:
+        if self.method == "none":
+            return None, "none"
+        if self.method == "prototypes":
+            return fit_prototypes(upright, targets), "prototypes"
+        if self.method == "neighbours":
+            return fit_neighbours(upright, targets), "neighbours"
+        some = (~held_out).nonzero()[:1000, 0]
+        orbits = self._orbits(images, some, self.seed)
+        balance = fit_balance(orbits.logits.amax(1), upright_prior(targets, classes))
+        if self.method == "balance" or len(images) < FEWEST_FOR_HEAD:
+            return balance, "balance"
+
+        def told(done: int, total: int, loss: float) -> None:  # noqa: ARG001
+            if self.progress is not None:
+                self.progress("head", done, total)
+
+        def sample(index: Tensor, seed: int) -> Evidence:
+            return self._orbits(images, index, seed)
+
+        return fit_head(sample, targets, held_out, balance, self.recipe, seed=self.seed, progress=told), "head"
+
+    def _gate(
+        self,
+        images: Tensor,
+        upright: Evidence,
+        targets: Tensor,
+        held_out: Tensor,
+        calibrator: nn.Module | None,
+        promise: Promise,
+    ) -> tuple[Gate, dict[str, Any]]:
+        test = held_out.nonzero()[:, 0]
+        truth = targets[test]
+        tilted = [self._tilted(images, test, hash((self.seed, 1, number))) for number in range(2)]
+        straight = upright.at(test)
+        cases = [(self._cropped(images[test.cpu()]), straight)] + [(batch, self.predictor(batch)) for batch in tilted]
+        searched = [(bare, *self._search(batch, bare, calibrator)) for batch, bare in cases]
+        against = [statistics(bare.logits, root, found) for bare, root, found in searched]
+        winners = [found.marginal.argmax(1) for _, _, found in searched]
+        decided = [
+            (winner != bare.labels) & ((winner == truth) != (bare.labels == truth))
+            for winner, (bare, _, _) in zip(winners, searched, strict=True)
+        ]
+        weights = fit_weights(
+            torch.cat([rows[use] for rows, use in zip(against, decided, strict=True)]),
+            torch.cat([(winner == truth)[use] for winner, use in zip(winners, decided, strict=True)]),
+        )
+        own = straight.logits.softmax(1)
+        cost = own.gather(1, truth[:, None])[:, 0] - own.gather(1, winners[0][:, None])[:, 0]
+        margin = margin_for(against[0] @ weights, cost, promise.upright)
+        gate = Gate(margin, weights)
+        if self.early_exit:
+            gate = self._with_exit(gate, images, upright, targets, held_out, searched[1:], promise)
+        changed = (against[0] @ weights >= margin) & (winners[0] != truth)
+        return gate, {
+            "promise_upright": promise.upright,
+            "promise_tilted": promise.tilted,
+            "held_out": len(test),
+            "margin": margin,
+            "weights": weights.tolist(),
+            "exit_at": gate.exit_at,
+            "upright_answers_changed": float(changed.float().mean()) * 100,
+            "upright_leave_early": float(gate.leaves_early(straight).float().mean()) * 100,
+        }
+
+    def _with_exit(
+        self,
+        gate: Gate,
+        images: Tensor,
+        upright: Evidence,
+        targets: Tensor,
+        held_out: Tensor,
+        searched: list[tuple[Evidence, Tensor, Found]],
+        promise: Promise,
+    ) -> Gate:
+        train = (~held_out).nonzero()[:4096, 0]
+        tilts = [self._tilted(images, train, hash((self.seed, 2, number))) for number in range(2)]
+        roots = [upright.at(train), *(self.predictor(batch) for batch in tilts)]
+        right = torch.cat([root.labels == targets[train] for root in roots])
+        detector = fit_detector(concatenate(roots), right, seed=self.seed)
+        truth = targets[held_out.nonzero()[:, 0]]
+        scores, harms = [], []
+        for bare, root, found in searched:
+            after = torch.where(gate.keeps(bare.logits, root, found), bare.labels, found.marginal.argmax(1))
+            scores.append(detector(bare))
+            harms.append((after == truth).long() - (bare.labels == truth).long())
+        exit_at = exit_for(torch.cat(scores), torch.cat(harms), promise.tilted)
+        return Gate(gate.margin, gate.weights, exit_at, detector)
+
+    def _search(self, images: Tensor, bare: Evidence, calibrator: nn.Module | None) -> tuple[Tensor, Found]:
+        """Return the calibrated root logits and what the search finds, in blocks that fit memory."""
+        roots, parts = [], []
+        for start in range(0, len(images), 128):
+            batch, root = images[start : start + 128], bare.at(slice(start, start + 128))
+            root = root if calibrator is None else calibrator(root)
+            roots.append(root.logits)
+            parts.append(self.plan.search(self._evaluator(batch, calibrator), root))
+        marginal, near = (torch.cat([getattr(part, name) for part in parts]) for name in ("marginal", "near"))
+        views = torch.cat([part.views for part in parts])
+        return torch.cat(roots), Found(parts[0].beam, (), marginal, near, views)
+
+    def _evaluator(self, images: Tensor, calibrator: nn.Module | None) -> Evaluate:
+        def evaluate(index: Tensor, poses: Tensor) -> Evidence:
+            seen = self.predictor.views(images, index, poses, padding=self.padding, interpolation=self.interpolation)
+            return seen if calibrator is None else calibrator(seen)
+
+        return evaluate
+
+    def _look(self, images: Tensor, index: Tensor | None) -> Evidence:
+        """Return the bare evidence of the upright images, block by block."""
+        chosen = images if index is None else images[index.cpu()]
+        return concatenate([self.predictor(self._cropped(part)) for part in chosen.split(1024)])
+
+    def _cropped(self, images: Tensor) -> Tensor:
+        device, _ = self.predictor.device_and_dtype(images)
+        return centre_crop(images.to(device), self.crop)
+
+    def _tilted(self, images: Tensor, index: Tensor, seed: int) -> Tensor:
+        """Return the images at `index`, each tilted by its own draw from the groups of the search."""
+        generator = torch.Generator().manual_seed(seed)
+        unit = torch.rand(len(index), len(self.plan.levels), generator=generator)
+        coordinates = [spread(group, unit[:, place]) for place, group in enumerate(self.plan.levels)]
+        tilts = invert(matrices(self.plan.levels, torch.stack(coordinates, dim=-1)))
+        device, _ = self.predictor.device_and_dtype(images)
+        whole = images[index.cpu()].to(device)
+        return self._cropped(warp(whole, tilts.to(device), padding=self.padding, interpolation=self.interpolation))
+
+    def _orbits(self, images: Tensor, index: Tensor, seed: int) -> Evidence:
+        """Return the evidence (n, V, …) of tilted images over a randomly shifted lattice of poses."""
+        generator = torch.Generator().manual_seed(seed)
+        levels = self.plan.levels
+        count = self.views or (24 if len(levels) == 1 else 72)
+        shift = torch.rand(len(levels), generator=generator)
+        poses = matrices(levels, lattice(levels, count, shift).float())
+        parts = []
+        for number, part in enumerate(index.split(256)):
+            tilted = self._tilted(images, part, hash((seed, number)))
+            rows = torch.arange(len(part), device=tilted.device).repeat_interleave(count)
+            evidence = self.predictor.views(
+                tilted,
+                rows,
+                poses.to(tilted.device).repeat(len(part), 1, 1),
+                padding=self.padding,
+                interpolation=self.interpolation,
+            )
+            parts.append(evidence.reshape(len(part), count))
+        return concatenate(parts)
+
+
+def gather(source: Tensor | Iterable[Any]) -> Tensor:
+    """Return all images of a tensor or a loader as one checked tensor; a batch may be a tuple with images first."""
+    if isinstance(source, Tensor):
+        images = source
+    else:
+        try:
+            batches = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in source]
+        except HeadtiltError:
+            raise
+        except Exception as error:
+            raise DataError(f"the loader of fit images raised: {error}. Nothing was fitted.") from error
+        if not batches:
+            raise DataError("the loader of fit images gave no batch. Nothing was fitted.")
+        for batch in batches:
+            check_images(batch, "fit images")
+        images = torch.cat(batches)
+    check_images(images, "fit images")
+    if not bool(images.isfinite().all()):
+        raise ShapeError("fit images must be finite; some pixels are NaN or infinite. Nothing was fitted.")
+    if len(images) < FEWEST:
+        raise DataError(f"fit images must be at least {FEWEST}, better some hundreds; got {len(images)}.")
+    return images
+
+
+def centre_crop(images: Tensor, side: int | None) -> Tensor:
+    """Return the centre square (B, C, side, side), or the images themselves where side is None."""
+    if side is None:
+        return images
+    height, width = images.shape[-2:]
+    if side > min(height, width):
+        raise OptionError(f"crop must fit into the images; got {side} for {height}×{width}.")
+    top, left = (height - side) // 2, (width - side) // 2
+    return images[..., top : top + side, left : left + side]
+
+
+def _held_out(count: int, seed: int) -> Tensor:
+    """Return which images (n,) are kept for early stopping and the gate: a fifth, 2,000 at most."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    held_out = torch.zeros(count, dtype=torch.bool)
+    held_out[order[: max(2, min(count // 5, 2000))]] = True
+    return held_out

@@ -1,0 +1,217 @@
+"""The gate: the bare model's own answer stays unless the search clearly beats it, so that upright images lose nothing.
+
+Stage one, the *exit*, looks at the image as it came and lets it go where the bare answer can be trusted: one view.
+Stage two, the *margin*, looks at what the search found and keeps the bare answer unless the evidence against it is
+strong. Both thresholds are set without labels, from a promise in points of upright accuracy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headtilt.errors import OptionError
+from headtilt.evidence import Evidence
+from headtilt.result import Found
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the gate must keep.
+
+    Attributes:
+        upright: Points of upright accuracy that the search may cost at most.
+        tilted: Points of tilted accuracy that leaving early may cost at most.
+    """
+
+    upright: float = 0.5
+    tilted: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("upright", "tilted"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+                raise OptionError(f"{name} must be points of accuracy between 0 and 100; got {value!r}.")
+
+
+def statistics(bare: Tensor, root: Tensor, found: Found) -> Tensor:
+    """Return what speaks against the bare answer (B, 4): the larger, the less it should be kept.
+
+    Log-odds of the winner against the bare answer b over all views; the winner's against b's views near the identity;
+    against b in the image as it came; and the bare model's own doubt about b.
+
+    Args:
+        bare: (B, Y), the bare model's logits of the images as they came.
+        root: (B, Y), their calibrated logits.
+        found: What the search found.
+    """
+    answer = bare.argmax(1, keepdim=True)
+    winner = found.marginal.amax(1, keepdim=True)
+    doubt = -bare.log_softmax(1).gather(1, answer)
+    against = [winner - scores.gather(1, answer) for scores in (found.marginal, found.near, root)]
+    return torch.cat([*against, doubt], dim=1)
+
+
+class Gate(nn.Module):
+    """A fitted or hand-set gate.
+
+    Args:
+        margin: Evidence against the bare answer that the search must show; by hand: log-odds over all views.
+        weights: (4,), how the `statistics` are weighed; by default the first alone, as plain log-odds.
+        exit_at: Score at which an image leaves before the search; None for never.
+        detector: What gives that score from the evidence of the image as it came.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        margin: float,
+        weights: Tensor | None = None,
+        exit_at: float | None = None,
+        detector: Detector | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(margin, (int, float)) or margin != margin:
+            raise OptionError(f"margin must be a number of log-odds; got {margin!r}.")
+        self.margin, self.exit_at, self.detector = float(margin), exit_at, detector
+        self.register_buffer("weights", torch.tensor([1.0, 0.0, 0.0, 0.0]) if weights is None else weights.clone())
+
+    def leaves_early(self, root: Evidence) -> Tensor:
+        """Return which images (B,) need no search."""
+        if self.detector is None or self.exit_at is None:
+            return torch.zeros_like(root.labels, dtype=torch.bool)
+        return self.detector(root) >= self.exit_at
+
+    def keeps(self, bare: Tensor, root: Tensor, found: Found) -> Tensor:
+        """Return for which images (B,) the bare answer stays after the search."""
+        return statistics(bare, root, found) @ self.weights.to(bare) < self.margin
+
+
+class Detector(nn.Module):
+    """A small network that tells from the image as it came whether the bare answer can be trusted.
+
+    Args:
+        mean: (D,), mean of the inputs.
+        deviation: (D,), their standard deviation.
+        hidden: Width of the hidden layers.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Tensor, deviation: Tensor, hidden: int = 128) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.detach().clone())
+        self.register_buffer("deviation", deviation.detach().clone())
+        self.network = nn.Sequential(
+            nn.Linear(len(mean), hidden),
+            nn.GELU(),
+            nn.Dropout(0.2),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Dropout(0.2),
+            nn.Linear(hidden, 1),
+        ).to(mean.device)
+
+    def forward(self, root: Evidence) -> Tensor:
+        """Return the log-odds (B,) that the bare answer is what the model would say of the upright image."""
+        scores: Tensor = self.network((detector_inputs(root) - self.mean) / self.deviation)[:, 0]
+        return scores
+
+
+def detector_inputs(root: Evidence) -> Tensor:
+    """Return what the detector reads (B, D): the logits, and the features where there are any."""
+    return root.logits if root.features is None else torch.cat([root.logits, root.features], dim=1)
+
+
+def fit_detector(root: Evidence, right: Tensor, *, seed: int = 0, steps: int = 600) -> Detector:
+    """Return a detector trained on the evidence of images as they come, upright and tilted.
+
+    Args:
+        root: Bare evidence (n, …).
+        right: (n,), whether the bare answer is the model's own upright answer.
+        seed: Seeds initial weights and batches.
+        steps: Optimiser steps of 512 images.
+    """
+    inputs = detector_inputs(root)
+    with torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else []), torch.enable_grad():
+        torch.manual_seed(seed)
+        detector = Detector(inputs.mean(0), inputs.std(0, correction=0).clamp_min(1e-3))
+        optimiser = torch.optim.AdamW(detector.parameters(), lr=2e-3, weight_decay=0.05)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        for _ in range(steps):
+            batch = torch.randint(len(right), (min(512, len(right)),)).to(right.device)
+            loss = F.binary_cross_entropy_with_logits(detector(root.at(batch)), right[batch].to(inputs))
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+    return detector.eval().requires_grad_(False)
+
+
+def fit_weights(against: Tensor, search_right: Tensor) -> Tensor:
+    """Return non-negative weights (4,) under which the statistics best tell a wrong bare answer from a right one.
+
+    Logistic regression on images whose bare answer and winner differ.
+
+    Args:
+        against: (n, 4).
+        search_right: (n,), whether the winner (rather than the bare answer) is the model's upright answer.
+    """
+    if len(against) < 20 or bool(search_right.all()) or not bool(search_right.any()):
+        return torch.tensor([1.0, 0.0, 0.0, 0.0], device=against.device)
+    rows = against.double().clamp(-50, 50)
+    deviation = rows.std(0, correction=0).clamp_min(1e-3)
+    target = search_right.double()
+    # Upright and tilted images should count alike, however many of each disagree.
+    importance = torch.where(search_right, 0.5 / target.mean(), 0.5 / (1 - target.mean()))
+    free = torch.zeros(5, dtype=torch.float64, device=rows.device, requires_grad=True)
+    optimiser = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        score = rows / deviation @ F.softplus(free[:4]) + free[4]
+        loss = (F.binary_cross_entropy_with_logits(score, target, reduction="none") * importance).mean()
+        loss = loss + 1e-3 * F.softplus(free[:4]).square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(closure)
+    weights = F.softplus(free[:4].detach()) / deviation
+    return (weights / weights.sum()).to(against.dtype)
+
+
+def margin_for(evidence_against: Tensor, cost: Tensor, points: float) -> float:
+    """Return the smallest margin under which switching costs at most `points` of accuracy on upright images.
+
+    Args:
+        evidence_against: (n,), weighed evidence against the bare answer of upright images.
+        cost: (n,), expected loss of switching: 0 where the winner is the bare answer.
+        points: The promise. One image is held back for the chance that the next one is worse than any seen.
+    """
+    order = evidence_against.argsort(descending=True)
+    spent = cost[order].clamp_min(0).cumsum(0)
+    allowed = points / 100 * (len(cost) + 1) - 1
+    within = int((spent <= max(allowed, 0.0)).sum())
+    if within == len(cost):
+        return float("-inf")
+    return float(evidence_against[order[within]]) + 1e-6
+
+
+def exit_for(scores: Tensor, harm: Tensor, points: float) -> float:
+    """Return the lowest score at which leaving early costs at most `points` of accuracy on tilted images.
+
+    Args:
+        scores: (n,), the detector's scores of tilted images.
+        harm: (n,), 1 where leaving would lose a right answer, −1 where it would keep one from being lost, else 0.
+        points: The promise.
+    """
+    order = scores.argsort(descending=True)
+    spent = harm[order].clamp_min(0).double().cumsum(0)
+    within = int((spent <= points / 100 * len(scores)).sum())
+    return float(scores[order[within]]) + 1e-6 if within < len(scores) else float("-inf")

@@ -1,0 +1,42 @@
+"""Weights on disk: safetensors alone, written atomically; nothing here ever unpickles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headtilt.errors import DataError, MissingExtraError
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError as error:
+        raise MissingExtraError("safetensors", "data") from error
+    return safetensors
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors and string metadata to a safetensors file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    try:
+        _safetensors().torch.save_file(contiguous, temporary, metadata=metadata)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file."""
+    library = _safetensors()
+    try:
+        with library.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except Exception as error:
+        raise DataError(f"{path} is not a readable safetensors file: {error}. Delete it or write it again.") from error

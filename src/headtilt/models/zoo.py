@@ -1,0 +1,112 @@
+"""Weights that come with the package, trained by its own code; others are trained on demand into the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from headtilt.data import load as load_data
+from headtilt.data.fetch import cache_folder
+from headtilt.errors import OptionError
+from headtilt.models.train import RECIPES, Augment, Progress, make_network, train
+from headtilt.models.weights import load_tensors, save_tensors
+
+PACKAGED = Path(__file__).parent / "zoo"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network for a data set looks like from outside."""
+
+    classes: int
+    channels: int
+    size: int
+
+
+SHAPES = {
+    "digits": Shape(9, 1, 28),
+    "mnist": Shape(9, 1, 28),
+    "fashion-mnist": Shape(10, 1, 28),
+    "gtsrb": Shape(43, 3, 32),
+}
+
+
+def parse(spec: str) -> tuple[str, int]:
+    """Return name and seed of a zoo spec such as "mnist" or "mnist:3"."""
+    name, _, seed = spec.partition(":")
+    if name not in SHAPES or not (seed or "0").isdecimal():
+        raise OptionError(f"a zoo network is one of {', '.join(SHAPES)}, with :SEED if you like; got {spec!r}.")
+    return name, int(seed or 0)
+
+
+def empty(name: str) -> nn.Module:
+    """Return the untrained network of a data set, its initial weights drawn from the global random stream."""
+    shape = SHAPES[name]
+    return make_network(RECIPES[name].network, shape.classes, shape.channels, shape.size)
+
+
+def load(
+    spec: str,
+    *,
+    device: str | torch.device = "cpu",
+    folders: list[Path] | None = None,
+    variant: str = "plain",
+    augment: Augment | None = None,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Return the network of a spec in eval mode: packaged, cached, or trained now and cached.
+
+    Args:
+        spec: "digits", "mnist", "fashion-mnist" or "gtsrb", with ":SEED" for a certain one.
+        device: Where it should live, and be trained if it must be.
+        folders: Where to look for training data.
+        variant: Name under which differently trained networks are cached.
+        augment: How such a variant is trained.
+        progress: Called while training.
+    """
+    name, seed = parse(spec)
+    network = empty(name)
+    stem = f"{name}-{seed}" if variant == "plain" else f"{name}-{variant}-{seed}"
+    cached = cache_folder() / "zoo" / f"{stem}.safetensors"
+    for path in (PACKAGED / f"{stem}.safetensors", cached):
+        if path.exists():
+            tensors, _ = load_tensors(path)
+            network.load_state_dict(
+                {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
+            )
+            return network.to(device).eval()
+    trained = fresh(name, seed, device=device, folders=folders, variant=variant, augment=augment, progress=progress)
+    save_tensors(cached, trained.state_dict(), {"name": name, "seed": str(seed), "variant": variant})
+    return trained
+
+
+def fresh(
+    name: str,
+    seed: int,
+    *,
+    device: str | torch.device = "cpu",
+    folders: list[Path] | None = None,
+    variant: str = "plain",
+    augment: Augment | None = None,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Return a network trained now with the paper's recipe; an interrupted training goes on where it stopped."""
+    data = load_data(name, "train", folders=folders)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = empty(name)
+    checkpoint = cache_folder() / "zoo" / f".{name}-{variant}-{seed}.partial.safetensors"
+    return train(
+        network,
+        data.images,
+        data.labels,
+        RECIPES[name],
+        seed=seed,
+        device=device,
+        augment=augment,
+        checkpoint=checkpoint,
+        progress=progress,
+    )

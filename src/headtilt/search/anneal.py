@@ -1,0 +1,79 @@
+"""Simulated annealing over the whole group: the paper's future work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headtilt.confidence import Confidence, resolve
+from headtilt.errors import OptionError, at_least, positive
+from headtilt.evidence import Evaluate, Evidence
+from headtilt.groups import Group, Reflection, check_levels
+from headtilt.result import Found
+from headtilt.search.joint import check_pointwise, harvest, join, judge, lattice, look, wrap
+
+
+@dataclass(frozen=True)
+class Anneal:
+    """How to anneal.
+
+    Attributes:
+        levels: The groups whose product is searched.
+        budget: Views per image; a third seeds the walk with a lattice, the rest are its steps.
+        hypotheses: Hypotheses to report, at most one per label.
+        confidence: "energy", "bayesian" or a callable.
+        hot: Temperature of the first step, in units of confidence.
+        cold: Temperature of the last step; in between it falls geometrically, and the step length with its square root.
+        reach: Length of the first step as a share of each group's reach.
+        seed: Seed of the proposals, which all images share, so that results do not depend on how a batch is split.
+    """
+
+    levels: tuple[Group, ...]
+    budget: int = 72
+    hypotheses: int = 3
+    confidence: str | Confidence = "energy"
+    hot: float = 1.0
+    cold: float = 0.05
+    reach: float = 0.25
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("budget", self.budget, 3)
+        at_least("hypotheses", self.hypotheses, 1)
+        check_levels(self.levels, 1)
+        object.__setattr__(self, "levels", tuple(self.levels))
+        check_pointwise(self.confidence)
+        for name in ("hot", "cold", "reach"):
+            positive(name, getattr(self, name))
+        if self.cold > self.hot:
+            raise OptionError(f"cold must not be above hot; got cold={self.cold}, hot={self.hot}.")
+
+    def search(self, evaluate: Evaluate, root: Evidence) -> Found:
+        """Return the best hypotheses that the walk passed."""
+        measure = resolve(self.confidence)
+        generator = torch.Generator().manual_seed(self.seed)
+        start = lattice(self.levels, self.budget // 3).to(root.logits)
+        seen = look(evaluate, self.levels, start[None], root)
+        confidence = judge(measure, seen)
+        best = confidence.max(dim=1)
+        here = seen.coordinates[torch.arange(len(best.indices), device=start.device), best.indices]
+        level = best.values
+        spread = torch.tensor([_span(group) for group in self.levels]) * self.reach
+        steps = self.budget - self.budget // 3
+        for number in range(steps):
+            heat = (self.cold / self.hot) ** (number / max(steps - 1, 1))
+            move = torch.randn(len(self.levels), generator=generator) * spread * heat**0.5
+            luck = torch.rand((), generator=generator)
+            proposal = wrap(self.levels, here + move.to(here))
+            step = look(evaluate, self.levels, proposal[:, None])
+            seen = join(seen, step)
+            score = judge(measure, step)[:, 0]
+            accept = luck.log().to(score) * self.hot * heat < score - level
+            here = torch.where(accept[:, None], proposal, here)
+            level = torch.where(accept, score, level)
+        return harvest(self.levels, seen, judge(measure, seen), self.hypotheses)
+
+
+def _span(group: Group) -> float:
+    return 2.0 if isinstance(group, Reflection) else group.reach

@@ -1,0 +1,227 @@
+"""Search over the whole group at once: a low-discrepancy lattice over the product of the levels, then refinement.
+
+The paper walks the levels one after the other, which is exact only where they commute (its limitation 2). Here every
+view has a coordinate in each group, so no order has to be right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headtilt.confidence import Confidence, Orbit, resolve
+from headtilt.errors import OptionError, at_least
+from headtilt.evidence import Evaluate, Evidence, concatenate
+from headtilt.groups import Group, Reflection, check_levels
+from headtilt.result import Beam, Found, LatticeTrace, near_identity
+from headtilt.search.tree import select
+
+
+@dataclass(frozen=True)
+class Joint:
+    """How to search the product of several groups.
+
+    Attributes:
+        levels: The groups; a pose does the first, then the second, and so on.
+        budget: Views per image.
+        hypotheses: Hypotheses K to keep and refine, at most one per label.
+        confidence: "energy", "bayesian" or a callable; curvature has no meaning on a lattice.
+        rounds: Refinement rounds; each spends K·2·L views around the best hypotheses, with half the step of the last.
+    """
+
+    levels: tuple[Group, ...]
+    budget: int = 72
+    hypotheses: int = 3
+    confidence: str | Confidence = "energy"
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("budget", self.budget, 1)
+        at_least("hypotheses", self.hypotheses, 1)
+        at_least("rounds", self.rounds, 0)
+        check_levels(self.levels, 1)
+        object.__setattr__(self, "levels", tuple(self.levels))
+        check_pointwise(self.confidence)
+        if self.coarse < 1:
+            raise OptionError(
+                f"budget must leave views for the lattice after {self.rounds} rounds of {self.per_round}; "
+                f"got {self.budget}. Use more views or fewer rounds."
+            )
+
+    @property
+    def per_round(self) -> int:
+        """Views that one round of refinement costs."""
+        return self.hypotheses * 2 * len(self.levels)
+
+    @property
+    def coarse(self) -> int:
+        """Views that the lattice gets."""
+        return self.budget - self.rounds * self.per_round
+
+    def search(self, evaluate: Evaluate, root: Evidence) -> Found:
+        """Return the best hypotheses over the lattice and its refinements.
+
+        Args:
+            evaluate: What the classifier says of views.
+            root: Evidence (B, …) of the images as they came; the lattice holds the identity and inherits it.
+        """
+        measure = resolve(self.confidence)
+        points = lattice(self.levels, self.coarse).to(root.logits)
+        seen = look(evaluate, self.levels, points[None], root)
+        step = torch.tensor([first_step(group, self.coarse) for group in self.levels]).to(points)
+        for _ in range(self.rounds):
+            best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], self.hypotheses)
+            centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
+            moves = torch.cat([torch.diag(step), -torch.diag(step)])
+            around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
+            seen = join(seen, look(evaluate, self.levels, around))
+            step = step / 2
+        return harvest(self.levels, seen, judge(measure, seen), self.hypotheses)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Views of a batch: coordinates (B, V, L), poses (B, V, 3, 3) and evidence (B, V, …)."""
+
+    coordinates: Tensor
+    poses: Tensor
+    evidence: Evidence
+
+
+def check_pointwise(confidence: str | Confidence) -> None:
+    """Raise `OptionError` for the group confidence, which needs an orbit."""
+    if confidence == "group":
+        raise OptionError(
+            'confidence must be "energy", "bayesian" or a callable here; "group" needs orbits. Use search="tree".'
+        )
+    resolve(confidence)
+
+
+def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) -> Tensor:
+    """Return `count` points (count, L) that cover the product of the groups evenly; index count // 2 is the identity.
+
+    The first full turn (or else the first level) is sampled evenly; the others follow an additive sequence with the
+    generalised golden ratio, so that any stretch of the turn sees the whole range of the others.
+
+    Args:
+        levels: The groups.
+        count: How many points.
+        shift: (L,) in [0, 1): moves the lattice along each coordinate, for random lattices in fitting.
+    """
+    fine = next((place for place, group in enumerate(levels) if group.periodic), 0)
+    others = len(levels) - 1
+    golden = 2.0
+    for _ in range(64):
+        golden = (1 + golden) ** (1 / (others + 1))
+    steps = torch.arange(count, dtype=torch.float64) - count // 2
+    columns, rank = [], 0
+    for place in range(len(levels)):
+        if place == fine:
+            columns.append(steps / count + 0.5)
+        else:
+            rank += 1
+            columns.append(steps * golden**-rank + 0.5)
+    unit = torch.stack(columns, dim=1) + (0 if shift is None else shift.to(torch.float64))
+    return torch.stack([spread(group, unit[:, place] % 1) for place, group in enumerate(levels)], dim=1)
+
+
+def spread(group: Group, unit: Tensor) -> Tensor:
+    """Return parameters for numbers in [0, 1); 1/2 is the identity."""
+    if isinstance(group, Reflection):
+        return torch.floor((unit + 0.5) % 1 * 4)
+    return torch.where(unit < 0.5, (1 - 2 * unit) * group.low, (2 * unit - 1) * group.high)
+
+
+def matrices(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
+    """Return the poses (…, 3, 3) of coordinates (…, L): the first level done first."""
+    pose = levels[0].matrix(coordinates[..., 0])
+    for place, group in enumerate(levels[1:], start=1):
+        pose = group.matrix(coordinates[..., place]) @ pose
+    return pose
+
+
+def wrap(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
+    """Return the coordinates (…, L) brought back into the groups' ranges: wrapped where periodic, clamped elsewhere."""
+    columns = []
+    for place, group in enumerate(levels):
+        t = coordinates[..., place]
+        if isinstance(group, Reflection):
+            t = t.round() % 4
+        elif group.periodic:
+            t = (t - group.low) % (group.high - group.low) + group.low
+        else:
+            t = t.clamp(group.low, group.high)
+        columns.append(t)
+    return torch.stack(columns, dim=-1)
+
+
+def first_step(group: Group, count: int) -> float:
+    """Return the first refinement step along a group after a lattice of `count` points."""
+    if isinstance(group, Reflection):
+        return 1.0
+    return 2 * math.pi / max(count, 8) if group.periodic else group.reach / 3
+
+
+def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root: Evidence | None = None) -> Seen:
+    """Return the views at coordinates (B, V, L), or (1, V, L) for all images alike.
+
+    With a root, the view at V // 2 is the identity and inherits its evidence.
+    """
+    batch, count = len(coordinates) if root is None else len(root.logits), coordinates.shape[1]
+    poses = matrices(levels, coordinates).expand(batch, -1, -1, -1)
+    coordinates = coordinates.expand(batch, -1, -1)
+    wanted = torch.ones(count, dtype=torch.bool, device=poses.device)
+    if root is not None:
+        wanted[count // 2] = False
+    fresh = poses[:, wanted]
+    index = torch.arange(batch, device=poses.device).repeat_interleave(fresh.shape[1])
+    found = evaluate(index, fresh.reshape(-1, 3, 3)).reshape(batch, -1)
+    if root is not None:
+        before, after = slice(None, count // 2), slice(count // 2, None)
+        found = concatenate(
+            [found.at(slice(None), before), root.reshape(batch, 1), found.at(slice(None), after)], dim=1
+        )
+    return Seen(coordinates, poses, found)
+
+
+def join(first: Seen, second: Seen) -> Seen:
+    """Return the views of both."""
+    return Seen(
+        torch.cat([first.coordinates, second.coordinates], dim=1),
+        torch.cat([first.poses, second.poses], dim=1),
+        concatenate([first.evidence, second.evidence], dim=1),
+    )
+
+
+def judge(measure: Confidence, seen: Seen) -> Tensor:
+    """Return the confidence (B, V) of each view under a pointwise measure."""
+    batch, views = seen.coordinates.shape[:2]
+    return measure(seen.evidence.reshape(batch, 1, views), Orbit(Reflection(), views))[:, 0]
+
+
+def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int) -> Found:
+    """Return the best views as hypotheses, at most one per label, and the marginals over all of them."""
+    chosen = select(confidence[:, None], seen.evidence.labels[:, None], keep)
+    rows, index = torch.arange(len(chosen), device=chosen.device)[:, None], chosen.clamp_min(0)
+    taken = confidence[rows, index]
+    logits = seen.evidence.logits
+    close = near_identity(seen.poses)[..., None]
+    return Found(
+        beam=Beam(
+            pose=seen.poses[rows, index],
+            evidence=seen.evidence.at(rows, index),
+            confidence=taken,
+            accumulated=taken,
+            active=chosen >= 0,
+        ),
+        trace=(
+            LatticeTrace(levels, seen.coordinates, seen.poses, confidence, seen.evidence.energy, seen.evidence.labels),
+        ),
+        marginal=logits.logsumexp(1),
+        near=logits.masked_fill(~close, float("-inf")).logsumexp(1),
+        views=torch.full_like(chosen[:, 0], confidence.shape[1]),
+    )

@@ -1,0 +1,34 @@
+"""One hypothesis profile for everybody: the same examples on every machine, and no clock."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from .toys import TinyNet, tiny_images
+
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=40,
+    database=None,
+    # Fixtures here are values that no test changes.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("ci")
+# One thread: the tensors here are tiny, and sums come out the same everywhere.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def net() -> TinyNet:
+    """A small network with dropout and weights written down, not drawn."""
+    return TinyNet().eval()
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    """Five different smooth images (5, 1, 12, 12)."""
+    return tiny_images(5)

@@ -1,0 +1,441 @@
+"""The wrapper stands where the classifier stood, and its result says what was found."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import FrozenInstanceError
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+import headtilt as ht
+from headtilt import wrapper
+from headtilt.evidence import Predictor
+from headtilt.result import SearchResult, concatenate
+
+from .toys import TinyNet, fingerprint, tiny_images
+
+LEVELS = [ht.rotation(), ht.scale(0.25)]
+NAMES = ["ant", "bee", "cat", "dog", "elk"]
+
+
+def same(first: SearchResult, second: SearchResult) -> None:
+    """Assert that two results tell the same story."""
+    assert torch.equal(first.labels, second.labels)
+    assert torch.equal(first.views, second.views)
+    assert torch.equal(first.hypotheses.active, second.hypotheses.active)
+    active = first.hypotheses.active
+    assert_close(first.pose, second.pose, rtol=0, atol=1e-5)
+    assert_close(first.logits, second.logits, rtol=1e-4, atol=1e-4)
+    assert_close(first.hypotheses.pose[active], second.hypotheses.pose[active], rtol=0, atol=1e-5)
+    assert_close(first.hypotheses.confidence[active], second.hypotheses.confidence[active], rtol=1e-3, atol=1e-2)
+    assert len(first.trace) == len(second.trace)
+    for one, other in zip(first.trace, second.trace, strict=True):
+        assert torch.equal(one.chosen, other.chosen)
+        assert torch.equal(one.labels[one.active], other.labels[one.active])
+
+
+# --- a module like any other ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("readout", ["incumbent", "marginal"])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_calling_the_wrapper_gives_the_logits_of_the_search(net, images, readout, passes):
+    robust = ht.ITS(net, LEVELS, samples=5, readout=readout, mc_passes=passes)
+    logits = robust(images)
+    assert logits.shape == net(images).shape
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, robust.search(images).logits)
+
+
+def test_the_incumbent_is_what_the_model_says_of_the_canonical_image(net, images):
+    result = ht.ITS(net, LEVELS, samples=5).search(images)
+    with torch.no_grad():
+        assert_close(result.logits, net(result.canonical()), rtol=1e-3, atol=1e-3)
+
+
+def test_the_marginal_sums_the_evidence_over_every_view(net, images):
+    result = ht.ITS(net, [ht.rotation()], samples=6, readout="marginal").search(images)
+    views = torch.stack([ht.warp(images, ht.rotation().orbit(6)[k].expand(5, 3, 3)) for k in range(6)])
+    with torch.no_grad():
+        every = torch.stack([net(view) for view in views])
+    assert_close(result.logits, every.logsumexp(0), rtol=1e-4, atol=1e-3)
+
+
+def test_the_default_search_is_a_full_turn_of_seventeen_under_group_confidence(net, images):
+    default = ht.ITS(net).search(images)
+    spelt_out = ht.ITS(net, [ht.rotation()], samples=17, hypotheses=3, confidence="group").search(images)
+    same(default, spelt_out)
+    assert [level.group for level in default.trace] == [ht.rotation()]
+    assert default.views.tolist() == [17] * 5
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_train_and_eval_reach_the_model_but_change_no_answer(net, images, training):
+    robust = ht.ITS(net, LEVELS, samples=5)
+    before = robust.eval()(images)
+    robust.train(training)
+    assert net.training is training
+    assert net.dropout.training is training
+    assert torch.equal(robust(images), before)
+    assert net.training is training
+
+
+def test_the_state_dict_is_the_models_under_its_name(net, images):
+    robust = ht.ITS(net, LEVELS, samples=5)
+    assert robust.state_dict().keys() == {f"model.{name}" for name in net.state_dict()}
+    other = ht.ITS(TinyNet(), LEVELS, samples=5)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(-1)
+    assert not torch.equal(other(images), robust(images))
+    other.load_state_dict(robust.state_dict())
+    assert torch.equal(other(images), robust(images))
+
+
+def test_parameters_are_the_models(net):
+    assert {id(p) for p in ht.ITS(net).parameters()} == {id(p) for p in net.parameters()}
+
+
+def test_moving_the_wrapper_to_another_dtype_moves_the_model(net, images):
+    robust = ht.ITS(net, LEVELS, samples=5)
+    single = robust(images)
+    double = robust.to(torch.float64)(images)
+    assert net.classifier.weight.dtype == torch.float64
+    assert double.dtype == torch.float64
+    assert_close(double.float(), single, rtol=1e-3, atol=1e-3)
+    assert robust.search(images).pose.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_are_searched_with_poses_in_single_precision(net, images, dtype):
+    reference = ht.ITS(net, samples=6, confidence="energy").search(images)
+    result = ht.ITS(copy.deepcopy(net).to(dtype), samples=6, confidence="energy").search(images)
+    assert result.logits.dtype == result.pose.dtype == torch.float32
+    agree = (result.pose - reference.pose).flatten(1).norm(dim=1) < 1e-4
+    assert int(agree.sum()) >= 3
+    assert_close(result.logits[agree], reference.logits[agree], rtol=0.1, atol=0.5)
+
+
+def test_half_precision_images_are_as_good_as_any(net, images):
+    robust = ht.ITS(net, samples=5, confidence="energy")
+    low, full = robust.search(images.half()), robust.search(images)
+    assert low.logits.dtype == torch.float32
+    assert torch.equal(low.labels, full.labels)
+    assert_close(low.logits, full.logits, rtol=0, atol=0.05)
+    assert low.canonical().dtype == torch.float16
+
+
+def test_autocast_is_an_option_of_the_wrapper(net, images):
+    seen = set()
+    net.classifier.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    logits = ht.ITS(net, samples=5, autocast=torch.bfloat16)(images)
+    assert seen == {torch.bfloat16}
+    assert logits.dtype == torch.float32
+
+
+def test_a_deep_copy_is_a_wrapper_of_its_own(net, images):
+    robust = ht.ITS(net, LEVELS, samples=5, mc_passes=3)
+    before = robust(images)
+    other = copy.deepcopy(robust)
+    assert other.model is not net
+    assert torch.equal(other(images), before)
+    with torch.no_grad():
+        other.model.classifier.weight.mul_(-1)
+    assert not torch.equal(other(images), before)
+    assert torch.equal(robust(images), before)
+
+
+def test_a_wrapper_may_be_wrapped_and_put_into_a_sequence(net, images):
+    inner = ht.ITS(net, [ht.rotation()], samples=4, confidence="energy")
+    stacked = nn.Sequential(nn.Identity(), inner)
+    assert torch.equal(stacked(images), inner(images))
+    outer = ht.ITS(stacked, [ht.reflection()])
+    before = fingerprint(net)
+    result = outer.search(images)
+    assert result.views.tolist() == [4] * 5
+    assert fingerprint(net) == before
+
+
+def test_the_repr_names_the_levels(net):
+    assert "rotation → scale" in repr(ht.ITS(net, LEVELS))
+
+
+def test_no_gradient_flows_and_none_is_recorded(net, images):
+    logits = ht.ITS(net, samples=5)(images.requires_grad_())
+    assert not logits.requires_grad
+    assert images.grad is None
+
+
+# --- what a model may return ------------------------------------------------------------------------------------------
+
+
+class Returning(nn.Module):
+    def __init__(self, net, form):
+        super().__init__()
+        self.net, self.form = net, form
+
+    def forward(self, images):
+        return self.form(self.net(images))
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        (lambda logits: {"logits": logits, "loss": None}, {}),
+        (lambda logits: {"scores": logits}, {"output_key": "scores"}),
+        (lambda logits: SimpleNamespace(logits=logits), {}),
+        (lambda logits: SimpleNamespace(scores=logits), {"output_key": "scores"}),
+    ],
+    ids=["dict", "dict with another key", "object", "object with another attribute"],
+)
+def test_models_may_return_a_dict_or_an_object(net, images, form, options):
+    plain = ht.ITS(net, samples=5).search(images)
+    same(ht.ITS(Returning(net, form), samples=5, **options).search(images), plain)
+
+
+def test_a_plain_callable_will_do(net, images):
+    plain = ht.ITS(net, samples=5)
+    called = ht.ITS(lambda views: net(views), samples=5)
+    same(called.search(images), plain.search(images))
+    assert list(called.parameters()) == []
+    assert called.state_dict() == {}
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_few_classes_are_no_problem(images, classes):
+    result = ht.ITS(TinyNet(classes=classes), LEVELS, samples=5, hypotheses=3).search(images)
+    assert result.logits.shape == (5, classes)
+    assert int(result.hypotheses.active.sum(1).max()) <= classes
+
+
+@pytest.mark.parametrize("size", [(12, 12), (9, 15), (15, 9), (1, 1)], ids=str)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_any_size_and_number_of_channels_are_searched(size, channels):
+    images = tiny_images(2, *size, channels=channels)
+    result = ht.ITS(lambda views: views.flatten(2).mean(-1) @ torch.ones(channels, 4), samples=5).search(images)
+    assert result.logits.shape == (2, 4)
+    assert result.canonical().shape == images.shape
+
+
+# --- independence -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@settings(max_examples=8)
+@given(chunk=st.integers(1, 60))
+def test_the_search_does_not_depend_on_the_chunk_size(passes, chunk):
+    net, images = TinyNet(), tiny_images(3)
+    options = {"levels": LEVELS, "samples": 5, "mc_passes": passes}
+    same(ht.ITS(net, chunk=chunk, **options).search(images), ht.ITS(net, **options).search(images))
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("traversal", ["greedy", "boltzmann"])
+@settings(max_examples=8)
+@given(cuts=st.sets(st.integers(1, 5), max_size=3))
+def test_the_search_does_not_depend_on_how_a_batch_is_split(passes, traversal, cuts):
+    images = tiny_images(6)
+    robust = ht.ITS(TinyNet(), LEVELS, samples=5, mc_passes=passes, traversal=traversal)
+    edges = [0, *sorted(cuts), 6]
+    parts = [robust.search(images[a:b]) for a, b in pairwise(edges)]
+    same(concatenate(parts), robust.search(images))
+
+
+@settings(max_examples=8)
+@given(order=st.permutations(range(5)))
+def test_the_search_does_not_depend_on_the_order_of_the_images(order):
+    images = tiny_images(5)
+    robust = ht.ITS(TinyNet(), LEVELS, samples=5, mc_passes=3)
+    whole, shuffled = robust.search(images), robust.search(images[list(order)])
+    assert torch.equal(shuffled.labels, whole.labels[list(order)])
+    assert_close(shuffled.pose, whole.pose[list(order)], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("elements", [1, 200, 300])
+@pytest.mark.parametrize(
+    "options", [{}, {"mc_passes": 3}, {"traversal": "boltzmann", "seed": 3}, {"readout": "marginal"}], ids=str
+)
+def test_large_batches_are_searched_in_blocks_with_the_same_result(net, images, monkeypatch, elements, options):
+    robust = ht.ITS(net, LEVELS, samples=5, **options)
+    whole = robust.search(images)
+    blocks = []
+    inner = robust._search_block
+    monkeypatch.setattr(
+        robust, "_search_block", lambda images, *rest: blocks.append(len(images)) or inner(images, *rest)
+    )
+    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", elements)
+    result = robust.search(images)
+    assert sum(blocks) == 5
+    assert len(blocks) > 1
+    same(result, whole)
+    assert len(result) == 5
+    assert torch.equal(result.images, images)
+    assert [level.confidence.shape for level in result.trace] == [level.confidence.shape for level in whole.trace]
+
+
+def test_searching_twice_gives_the_same_and_changes_nothing(net, images):
+    robust = ht.ITS(net, LEVELS, samples=5, mc_passes=3, traversal="boltzmann")
+    before = images.clone()
+    same(robust.search(images), robust.search(images))
+    assert torch.equal(images, before)
+
+
+def test_the_model_sees_each_view_once(net, images):
+    rows = []
+    net.conv.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
+    result = ht.ITS(net, LEVELS, samples=5, chunk=7).search(images)
+    assert sum(rows) == int(result.views.sum())
+    assert max(rows) <= 7
+
+
+# --- SearchResult -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def result(net, images) -> SearchResult:
+    return ht.ITS(net, [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)], samples=5, padding="border").search(images)
+
+
+def test_labels_and_probabilities_are_those_of_the_logits(result):
+    assert torch.equal(result.labels, result.logits.argmax(1))
+    assert_close(result.probabilities, result.logits.softmax(1))
+    assert len(result) == 5
+
+
+def test_the_perturbation_is_the_inverse_of_the_pose(result):
+    assert_close(result.perturbation @ result.pose, torch.eye(3).expand(5, 3, 3), rtol=0, atol=1e-5)
+    assert_close(result.pose @ result.perturbation, torch.eye(3).expand(5, 3, 3), rtol=0, atol=1e-5)
+
+
+def test_the_incumbent_is_the_first_hypothesis(result):
+    assert torch.equal(result.pose, result.hypotheses.pose[:, 0])
+    assert torch.equal(result.labels, result.hypotheses.labels[:, 0])
+    assert bool(result.hypotheses.active[:, 0].all())
+    ordered = result.hypotheses.confidence.masked_fill(~result.hypotheses.active, -math.inf)
+    assert torch.equal(ordered, ordered.sort(1, descending=True).values)
+
+
+def test_hypotheses_have_different_labels(result):
+    for labels, active in zip(result.hypotheses.labels, result.hypotheses.active, strict=True):
+        kept = labels[active].tolist()
+        assert len(kept) == len(set(kept))
+
+
+def test_pose_and_logits_of_every_hypothesis_belong_together(net, images, result):
+    for slot in range(3):
+        active = result.hypotheses.active[:, slot]
+        views = ht.warp(images[active], result.hypotheses.pose[active, slot], padding="border")
+        with torch.no_grad():
+            assert_close(result.hypotheses.evidence.logits[active, slot], net(views), rtol=1e-3, atol=1e-3)
+
+
+def test_the_canonical_image_is_the_original_resampled_once(images, result):
+    assert torch.equal(result.images, images)
+    assert torch.equal(result.canonical(), ht.warp(images, result.pose, padding="border"))
+
+
+def test_the_trace_has_one_entry_per_level_and_holds_the_pose(result):
+    assert [level.group.name for level in result.trace] == ["rotation", "scale", "shear_x"]
+    last = result.trace[-1]
+    chosen = last.poses().flatten(1, 2)[torch.arange(5)[:, None], last.chosen.clamp_min(0)]
+    for image in range(5):
+        kept = chosen[image][last.chosen[image] >= 0]
+        distance = (kept - result.pose[image]).flatten(1).norm(dim=1)
+        assert float(distance.min()) < 1e-5
+
+
+def test_views_count_the_image_itself_and_every_level(result):
+    expected = 1 + sum(level.active.sum(1) * 4 for level in result.trace)
+    assert torch.equal(result.views, expected)
+
+
+def test_topk_gives_classes_and_probabilities_best_first(result):
+    classes, probabilities = result.topk(2)
+    assert classes.shape == probabilities.shape == (5, 2)
+    assert torch.equal(classes[:, 0], result.labels)
+    assert bool((probabilities[:, 0] >= probabilities[:, 1]).all())
+    assert_close(probabilities, result.probabilities.gather(1, classes))
+    assert result.topk(50)[0].shape == (5, 5)
+    assert_close(result.topk(50)[1].sum(1), torch.ones(5))
+
+
+def test_results_are_frozen(result):
+    with pytest.raises(FrozenInstanceError):
+        result.pose = torch.eye(3)
+
+
+def test_one_result_concatenated_is_itself(result):
+    assert concatenate([result]) is result
+
+
+def test_description_of_the_last_image_may_count_from_the_end(result):
+    assert result.describe(-1) == result.describe(4)
+
+
+@pytest.mark.parametrize("names", [NAMES, dict(enumerate(NAMES))], ids=["list", "dict"])
+def test_names_replace_labels_in_the_description(result, names):
+    words = result.describe(0, names=names)
+    assert "label" not in words
+    assert f"→ {NAMES[int(result.labels[0])]} (" in words.splitlines()[0]
+
+
+# --- goldens ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_presets_are_the_papers():
+    three, five = ht.paper3(), ht.paper5(mc_passes=10)
+    assert three["levels"] == [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)]
+    assert (three["samples"], three["hypotheses"], three["confidence"], three["mc_passes"]) == (17, 3, "group", 50)
+    assert five["levels"] == [*three["levels"], ht.rotation(), ht.scale(0.25)]
+    assert five["mc_passes"] == 10
+
+
+def test_presets_are_fresh_each_time(net):
+    ht.paper3()["levels"].clear()
+    assert len(ht.paper3()["levels"]) == 3
+    assert len(ht.ITS(net, **ht.paper5(2)).search(tiny_images(1)).trace) == 5
+
+
+GOLDEN_LOGITS = [
+    [1.4842, -0.5141, 1.786, 3.9467, 1.5565],
+    [1.2177, 0.782, 1.8855, 3.9801, 0.8655],
+    [-0.1566, -0.0195, 0.0117, 2.2406, -0.1535],
+    [0.6949, -0.4283, 0.2719, -1.054, 1.3346],
+    [0.5981, 0.5571, 0.8844, 0.0944, 1.6033],
+]
+GOLDEN_CHOSEN = [
+    [[4, 11, 10], [6, 15, 2], [15, 7, 0], [0, 8, 13], [4, 10, 16]],
+    [[8, 42, 25], [17, 37, 2], [17, 0, 7], [2, 37, 33], [21, 37, 16]],
+    [[6, 33, 44], [36, 8, 26], [8, 26, 42], [26, 11, 41], [9, 23, 44]],
+]
+GOLDEN_WORDS = (
+    "rotation −105.9°, scale 1.20, shear −0.03 → label 4 (46.8%), 113 views\n"
+    "  rival: rotation +169.4°, scale 1.24, shear −0.09 → label 3, confidence 44.9\n"
+    "  rival: scale 0.75, shear +0.03 → label 0, confidence 24.1"
+)
+
+
+def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
+    """Weights, images and masks are written down or seeded: only a change of the method changes these numbers."""
+    result = ht.ITS(net, **ht.paper3(mc_passes=10)).search(images)
+    assert result.labels.tolist() == [3, 3, 3, 4, 4]
+    assert result.views.tolist() == [113] * 5
+    assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
+    assert_close(result.logits, torch.tensor(GOLDEN_LOGITS), rtol=0, atol=2e-3)
+    assert result.describe(3) == GOLDEN_WORDS
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_golden_result_does_not_depend_on_how_the_passes_are_run(net, images, batched):
+    robust = ht.ITS(net, **ht.paper3(mc_passes=10))
+    assert isinstance(robust.predictor, Predictor)
+    robust.predictor.batched_passes = batched
+    assert_close(robust(images), torch.tensor(GOLDEN_LOGITS), rtol=0, atol=2e-3)
