@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headtilt.calibrate import (
+    Calibrator,
     HeadRecipe,
     fit_balance,
     fit_head,
@@ -19,14 +20,14 @@ from headtilt.calibrate import (
 )
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, one_of
 from headtilt.evidence import Evaluate, Evidence, Predictor, concatenate
-from headtilt.gate import Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
+from headtilt.gate import Detector, Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
 from headtilt.groups import Group, invert
 from headtilt.result import Found
 from headtilt.search.joint import lattice, matrices, spread
 from headtilt.warp import Interpolation, Padding, check_images, warp
 
-Method = Literal["head", "balance", "prototypes", "neighbours", "none"]
-METHODS = ("head", "balance", "prototypes", "neighbours", "none")
+Method = Literal["head", "balance", "prototypes", "neighbours", "keep"]
+METHODS = ("head", "balance", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 100
 FEWEST = 8
 
@@ -52,7 +53,7 @@ class Fitted:
         report: What was fitted, on how many images, and what the gate expects to cost.
     """
 
-    calibrator: nn.Module | None
+    calibrator: Calibrator | None
     gate: Gate | None
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -66,7 +67,8 @@ class Fitter:
         plan: The search that the calibrator and the gate will serve.
         padding: See `warp`.
         interpolation: See `warp`.
-        method: "head", "balance", "prototypes", "neighbours", or "none" for a gate alone.
+        method: "head", "balance", "prototypes", "neighbours", or "keep" to fit a gate for `calibrator` alone.
+        calibrator: The calibrator to keep; None is the bare logits.
         recipe: How a head is trained.
         views: Views per orbit in fitting; None takes 24 for one group, 72 for several.
         promise: What the gate must keep; None fits no gate.
@@ -81,6 +83,7 @@ class Fitter:
     padding: Padding = "zeros"
     interpolation: Interpolation = "bilinear"
     method: Method = "head"
+    calibrator: Calibrator | None = None
     recipe: HeadRecipe = field(default_factory=HeadRecipe)
     views: int | None = None
     promise: Promise | None = field(default_factory=Promise)
@@ -108,9 +111,9 @@ class Fitter:
 
     def _calibrator(
         self, images: Tensor, upright: Evidence, targets: Tensor, held_out: Tensor, classes: int
-    ) -> tuple[nn.Module | None, str]:
-        if self.method == "none":
-            return None, "none"
+    ) -> tuple[Calibrator | None, str]:
+        if self.method == "keep":
+            return self.calibrator, "keep"
         if self.method == "prototypes":
             return fit_prototypes(upright, targets), "prototypes"
         if self.method == "neighbours":
@@ -136,7 +139,7 @@ class Fitter:
         upright: Evidence,
         targets: Tensor,
         held_out: Tensor,
-        calibrator: nn.Module | None,
+        calibrator: Calibrator | None,
         promise: Promise,
     ) -> tuple[Gate, dict[str, Any]]:
         test = held_out.nonzero()[:, 0]
@@ -145,7 +148,8 @@ class Fitter:
         straight = upright.at(test)
         cases = [(self._cropped(images[test.cpu()]), straight)] + [(batch, self.predictor(batch)) for batch in tilted]
         searched = [(bare, *self._search(batch, bare, calibrator)) for batch, bare in cases]
-        against = [statistics(bare.logits, root, found) for bare, root, found in searched]
+        detector = self._detector(images, upright, targets, held_out)
+        against = [statistics(bare, root, found, detector) for bare, root, found in searched]
         winners = [found.marginal.argmax(1) for _, _, found in searched]
         decided = [
             (winner != bare.labels) & ((winner == truth) != (bare.labels == truth))
@@ -158,9 +162,15 @@ class Fitter:
         own = straight.logits.softmax(1)
         cost = own.gather(1, truth[:, None])[:, 0] - own.gather(1, winners[0][:, None])[:, 0]
         margin = margin_for(against[0] @ weights, cost, promise.upright)
-        gate = Gate(margin, weights)
+        exit_at = None
         if self.early_exit:
-            gate = self._with_exit(gate, images, upright, targets, held_out, searched[1:], promise)
+            harm = []
+            for rows, winner, (bare, _, _) in zip(against[1:], winners[1:], searched[1:], strict=True):
+                after = torch.where(rows @ weights < margin, bare.labels, winner)
+                harm.append((after == truth).long() - (bare.labels == truth).long())
+            scores = torch.cat([detector(bare) for bare, _, _ in searched[1:]])
+            exit_at = exit_for(scores, torch.cat(harm), promise.tilted)
+        gate = Gate(margin, weights, exit_at, detector)
         changed = (against[0] @ weights >= margin) & (winners[0] != truth)
         return gate, {
             "promise_upright": promise.upright,
@@ -168,36 +178,20 @@ class Fitter:
             "held_out": len(test),
             "margin": margin,
             "weights": weights.tolist(),
-            "exit_at": gate.exit_at,
+            "exit_at": exit_at,
             "upright_answers_changed": float(changed.float().mean()) * 100,
             "upright_leave_early": float(gate.leaves_early(straight).float().mean()) * 100,
         }
 
-    def _with_exit(
-        self,
-        gate: Gate,
-        images: Tensor,
-        upright: Evidence,
-        targets: Tensor,
-        held_out: Tensor,
-        searched: list[tuple[Evidence, Tensor, Found]],
-        promise: Promise,
-    ) -> Gate:
-        train = (~held_out).nonzero()[:4096, 0]
+    def _detector(self, images: Tensor, upright: Evidence, targets: Tensor, held_out: Tensor) -> Detector:
+        """Return a detector trained on the images that are not held out, each upright and under two tilts."""
+        train = (~held_out).nonzero()[:8192, 0]
         tilts = [self._tilted(images, train, hash((self.seed, 2, number))) for number in range(2)]
         roots = [upright.at(train), *(self.predictor(batch) for batch in tilts)]
         right = torch.cat([root.labels == targets[train] for root in roots])
-        detector = fit_detector(concatenate(roots), right, seed=self.seed)
-        truth = targets[held_out.nonzero()[:, 0]]
-        scores, harms = [], []
-        for bare, root, found in searched:
-            after = torch.where(gate.keeps(bare.logits, root, found), bare.labels, found.marginal.argmax(1))
-            scores.append(detector(bare))
-            harms.append((after == truth).long() - (bare.labels == truth).long())
-        exit_at = exit_for(torch.cat(scores), torch.cat(harms), promise.tilted)
-        return Gate(gate.margin, gate.weights, exit_at, detector)
+        return fit_detector(concatenate(roots), right, seed=self.seed)
 
-    def _search(self, images: Tensor, bare: Evidence, calibrator: nn.Module | None) -> tuple[Tensor, Found]:
+    def _search(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> tuple[Tensor, Found]:
         """Return the calibrated root logits and what the search finds, in blocks that fit memory."""
         roots, parts = [], []
         for start in range(0, len(images), 128):
@@ -209,7 +203,7 @@ class Fitter:
         views = torch.cat([part.views for part in parts])
         return torch.cat(roots), Found(parts[0].beam, (), marginal, near, views)
 
-    def _evaluator(self, images: Tensor, calibrator: nn.Module | None) -> Evaluate:
+    def _evaluator(self, images: Tensor, calibrator: Calibrator | None) -> Evaluate:
         def evaluate(index: Tensor, poses: Tensor) -> Evidence:
             seen = self.predictor.views(images, index, poses, padding=self.padding, interpolation=self.interpolation)
             return seen if calibrator is None else calibrator(seen)

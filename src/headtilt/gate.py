@@ -37,22 +37,24 @@ class Promise:
                 raise OptionError(f"{name} must be points of accuracy between 0 and 100; got {value!r}.")
 
 
-def statistics(bare: Tensor, root: Tensor, found: Found) -> Tensor:
-    """Return what speaks against the bare answer (B, 4): the larger, the less it should be kept.
+def statistics(bare: Evidence, root: Tensor, found: Found, detector: Detector | None = None) -> Tensor:
+    """Return what speaks against the bare answer (B, 5): the larger, the less it should be kept.
 
     Log-odds of the winner against the bare answer b over all views; the winner's against b's views near the identity;
-    against b in the image as it came; and the bare model's own doubt about b.
+    against b in the image as it came; the bare model's own doubt about b; and the detector's doubt, where there is one.
 
     Args:
-        bare: (B, Y), the bare model's logits of the images as they came.
+        bare: What the bare model says of the images as they came, (B, …).
         root: (B, Y), their calibrated logits.
         found: What the search found.
+        detector: Tells from the image as it came whether the bare answer can be trusted.
     """
-    answer = bare.argmax(1, keepdim=True)
+    answer = bare.labels[:, None]
     winner = found.marginal.amax(1, keepdim=True)
-    doubt = -bare.log_softmax(1).gather(1, answer)
+    doubt = -bare.log_probs.gather(1, answer)
     against = [winner - scores.gather(1, answer) for scores in (found.marginal, found.near, root)]
-    return torch.cat([*against, doubt], dim=1)
+    distrust = torch.zeros_like(doubt) if detector is None else -detector(bare)[:, None]
+    return torch.cat([*against, doubt, distrust], dim=1)
 
 
 class Gate(nn.Module):
@@ -60,7 +62,7 @@ class Gate(nn.Module):
 
     Args:
         margin: Evidence against the bare answer that the search must show; by hand: log-odds over all views.
-        weights: (4,), how the `statistics` are weighed; by default the first alone, as plain log-odds.
+        weights: (5,), how the `statistics` are weighed; by default the first alone, as plain log-odds.
         exit_at: Score at which an image leaves before the search; None for never.
         detector: What gives that score from the evidence of the image as it came.
     """
@@ -78,7 +80,7 @@ class Gate(nn.Module):
         if not isinstance(margin, (int, float)) or margin != margin:
             raise OptionError(f"margin must be a number of log-odds; got {margin!r}.")
         self.margin, self.exit_at, self.detector = float(margin), exit_at, detector
-        self.register_buffer("weights", torch.tensor([1.0, 0.0, 0.0, 0.0]) if weights is None else weights.clone())
+        self.register_buffer("weights", plain_weights() if weights is None else weights.clone())
 
     def leaves_early(self, root: Evidence) -> Tensor:
         """Return which images (B,) need no search."""
@@ -86,9 +88,9 @@ class Gate(nn.Module):
             return torch.zeros_like(root.labels, dtype=torch.bool)
         return self.detector(root) >= self.exit_at
 
-    def keeps(self, bare: Tensor, root: Tensor, found: Found) -> Tensor:
+    def keeps(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
         """Return for which images (B,) the bare answer stays after the search."""
-        return statistics(bare, root, found) @ self.weights.to(bare) < self.margin
+        return statistics(bare, root, found, self.detector) @ self.weights.to(root) < self.margin
 
 
 class Detector(nn.Module):
@@ -153,36 +155,41 @@ def fit_detector(root: Evidence, right: Tensor, *, seed: int = 0, steps: int = 6
     return detector.eval().requires_grad_(False)
 
 
+def plain_weights() -> Tensor:
+    """Return the weights under which a gate is plain log-odds over all views."""
+    return torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+
+
 def fit_weights(against: Tensor, search_right: Tensor) -> Tensor:
-    """Return non-negative weights (4,) under which the statistics best tell a wrong bare answer from a right one.
+    """Return non-negative weights (5,) under which the statistics best tell a wrong bare answer from a right one.
 
     Logistic regression on images whose bare answer and winner differ.
 
     Args:
-        against: (n, 4).
+        against: (n, 5).
         search_right: (n,), whether the winner (rather than the bare answer) is the model's upright answer.
     """
     if len(against) < 20 or bool(search_right.all()) or not bool(search_right.any()):
-        return torch.tensor([1.0, 0.0, 0.0, 0.0], device=against.device)
+        return plain_weights().to(against)
     rows = against.double().clamp(-50, 50)
     deviation = rows.std(0, correction=0).clamp_min(1e-3)
     target = search_right.double()
     # Upright and tilted images should count alike, however many of each disagree.
     importance = torch.where(search_right, 0.5 / target.mean(), 0.5 / (1 - target.mean()))
-    free = torch.zeros(5, dtype=torch.float64, device=rows.device, requires_grad=True)
+    free = torch.zeros(6, dtype=torch.float64, device=rows.device, requires_grad=True)
     optimiser = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        score = rows / deviation @ F.softplus(free[:4]) + free[4]
+        score = rows / deviation @ F.softplus(free[:-1]) + free[-1]
         loss = (F.binary_cross_entropy_with_logits(score, target, reduction="none") * importance).mean()
-        loss = loss + 1e-3 * F.softplus(free[:4]).square().sum()
+        loss = loss + 1e-3 * F.softplus(free[:-1]).square().sum()
         loss.backward()
         return loss
 
     with torch.enable_grad():
         optimiser.step(closure)
-    weights = F.softplus(free[:4].detach()) / deviation
+    weights = F.softplus(free[:-1].detach()) / deviation
     return (weights / weights.sum()).to(against.dtype)
 
 

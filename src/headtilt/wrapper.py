@@ -144,8 +144,8 @@ class ITS(nn.Module):
 
         Args:
             images: (n, C, H, W) raw pixels, or a loader of such batches (labels beside them are ignored).
-            method: "head" (the best), "balance" (statistics alone), "prototypes", "neighbours", or "none" (a gate
-                alone).
+            method: "head" (the best), "balance" (statistics alone), "prototypes", "neighbours", or "keep" (a
+                gate alone, for the calibrator there is).
             promise: Points of upright accuracy that the search may cost at most; None fits no gate.
             recipe: How a head is trained; see `HeadRecipe`.
             early_exit: Whether the gate may let images go after a single view.
@@ -163,6 +163,7 @@ class ITS(nn.Module):
             padding=self.padding,
             interpolation=self.interpolation,
             method=method,
+            calibrator=None if self.calibrator == "batch" else self.calibrator,
             recipe=recipe or HeadRecipe(),
             views=views,
             promise=Promise(promise) if isinstance(promise, (int, float)) else promise,
@@ -214,7 +215,7 @@ class ITS(nn.Module):
             found = self.plan.search(evaluate, root)
         kept = out
         if self.gate is not None:
-            kept = out | self.gate.keeps(bare.logits, root.logits, found)
+            kept = out | self.gate.keeps(bare, root.logits, found)
         logits, pose = read_out(found, self.readout)
         identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         return SearchResult(

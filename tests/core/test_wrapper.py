@@ -281,6 +281,36 @@ def test_large_batches_are_searched_in_blocks_with_the_same_result(net, images, 
     assert [level.confidence.shape for level in result.trace] == [level.confidence.shape for level in whole.trace]
 
 
+class LeavesEarly:
+    """A gate that lets confident images go before the search, and keeps nothing else."""
+
+    def __init__(self, threshold):
+        self.threshold = threshold
+
+    def leaves_early(self, root):
+        return root.log_probs.amax(1) > self.threshold
+
+    def keeps(self, bare, root, found):
+        return torch.zeros_like(root[:, 0], dtype=torch.bool)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=(RuntimeError, ValueError),
+    reason="wrapper.py settled/result.py concatenate: a block that leaves early as a whole has one slot and no trace",
+)
+def test_blocks_of_which_all_images_leave_early_join_the_others(net, images, monkeypatch):
+    with torch.no_grad():
+        threshold = net(images).log_softmax(1).amax(1).median()
+    robust = ht.ITS(net, samples=5, gate=LeavesEarly(threshold))
+    whole = robust.search(images)
+    assert int((whole.views == 1).sum()) == 2
+    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", 1)
+    result = robust.search(images)
+    assert torch.equal(result.views, whole.views)
+    assert_close(result.logits, whole.logits)
+
+
 def test_searching_twice_gives_the_same_and_changes_nothing(net, images):
     robust = ht.ITS(net, LEVELS, samples=5, mc_passes=3, traversal="boltzmann")
     before = images.clone()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -163,12 +163,3 @@ def curvature_by_hand(energy: Sequence[float], group: OneParameterGroup, width: 
     length = np.linalg.norm(generator - generator @ generator)
     second = [at(smooth, n + 1) + at(smooth, n - 1) - 2 * smooth[n] for n in range(count)]
     return np.array(second) / length**2
-
-
-def catches(check: Callable[..., None], *wrong: Any) -> bool:
-    """Whether a check that passes for the right thing fails for the wrong one."""
-    try:
-        check(*wrong)
-    except AssertionError:
-        return True
-    return False

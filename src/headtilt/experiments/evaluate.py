@@ -30,6 +30,7 @@ FIELDS = (
     "frobenius",
     "frobenius_batch128",
     "views_per_image",
+    "upright_views_per_image",
     "images_per_second",
 )
 
@@ -112,10 +113,11 @@ class Evaluation:
         for number, network in enumerate(networks):
             upright = perturb_dataset(data, torch.eye(3).expand(len(data), 3, 3), crop=network.crop)
             tilted = perturb_dataset(data, transforms, crop=network.crop)
+            setting = self._setting(network, number)
             for place, name in enumerate(self.methods):
                 if progress is not None:
                     progress(f"{network.name}: {name}", number * len(self.methods) + place, total)
-                predict = build(name, self._setting(network, number))
+                predict = build(name, setting)
                 rows[name].append(self._measure(predict, tilted, upright))
         return {
             "dataset": self.dataset,
@@ -155,7 +157,7 @@ class Evaluation:
 
     def _measure(self, predict: Predict, tilted: TestSet, upright: TestSet) -> dict[str, float | None]:
         right, poses, views, seconds = self._walk(predict, tilted)
-        straight, _, _, _ = self._walk(predict, upright)
+        straight, _, upright_views, _ = self._walk(predict, upright)
         errors: dict[str, float | None] = {"angle_error_deg": None, "frobenius": None, "frobenius_batch128": None}
         if poses is not None:
             errors = pose_errors(poses, tilted.transforms)
@@ -164,6 +166,7 @@ class Evaluation:
             "upright_accuracy": 100 * straight / len(upright),
             **errors,
             "views_per_image": views,
+            "upright_views_per_image": upright_views,
             "images_per_second": len(tilted) / seconds,
         }
 

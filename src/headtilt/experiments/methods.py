@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class Setting:
         recipe: How heads are trained.
         seed: Seeds everything random.
         retrained: Returns the network that users would train instead, by name ("augmented", "last-layer").
+        fits: Wrappers fitted so far: methods that differ in search or gate alone share one calibrator.
     """
 
     model: nn.Module
@@ -65,6 +66,7 @@ class Setting:
     recipe: HeadRecipe = HeadRecipe()  # noqa: RUF009 - frozen
     seed: int = 0
     retrained: Callable[[str], nn.Module] | None = None
+    fits: dict[Any, ITS] = field(default_factory=dict)
 
 
 def _vanilla(setting: Setting) -> Predict:
@@ -110,6 +112,15 @@ def _its(options: Callable[[Setting], dict[str, Any]]) -> Callable[[Setting], Pr
 def fitted(setting: Setting, method: Any, options: dict[str, Any], *, gate: bool) -> ITS:
     """Return a wrapper fitted on the setting's unlabelled images."""
     robust = ITS(setting.model, padding=setting.padding, seed=setting.seed, **options)
+    key = (method, robust.features)
+    known = setting.fits.get(key)
+    if known is None:
+        known = setting.fits[key] = _fit(setting, robust, method, gate=False)
+    robust.calibrator, robust.predictor = known.calibrator, known.predictor
+    return _fit(setting, robust, "keep", gate=True) if gate else robust
+
+
+def _fit(setting: Setting, robust: ITS, method: Any, *, gate: bool) -> ITS:
     return robust.fit(
         setting.fit_images(),
         method=method,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from torch import nn
 from headtilt.data import load as load_data
 from headtilt.data.fetch import cache_folder
 from headtilt.errors import OptionError
-from headtilt.models.train import RECIPES, Augment, Progress, make_network, train
+from headtilt.models.train import RECIPES, Augment, Progress, Recipe, make_network, train
 from headtilt.models.weights import load_tensors, save_tensors
 
-PACKAGED = Path(__file__).parent / "zoo"
+PACKAGED = Path(__file__).parent / "packaged"
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,6 @@ def load(
     *,
     device: str | torch.device = "cpu",
     folders: list[Path] | None = None,
-    variant: str = "plain",
-    augment: Augment | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Return the network of a spec in eval mode: packaged, cached, or trained now and cached.
@@ -63,47 +62,54 @@ def load(
         spec: "digits", "mnist", "fashion-mnist" or "gtsrb", with ":SEED" for a certain one.
         device: Where it should live, and be trained if it must be.
         folders: Where to look for training data.
-        variant: Name under which differently trained networks are cached.
-        augment: How such a variant is trained.
         progress: Called while training.
     """
     name, seed = parse(spec)
-    network = empty(name)
-    stem = f"{name}-{seed}" if variant == "plain" else f"{name}-{variant}-{seed}"
+    return kept(f"{name}-{seed}", empty(name), lambda: fresh(name, seed, device, folders, progress=progress), device)
+
+
+def kept(stem: str, network: nn.Module, make: Callable[[], nn.Module], device: str | torch.device) -> nn.Module:
+    """Return the network with the weights stored under `stem`, or what `make` returns, which is then stored.
+
+    Args:
+        stem: File name without its ending, in the package or in the cache.
+        network: An untrained network to load the weights into.
+        make: Trains one.
+        device: Where it should live.
+    """
     cached = cache_folder() / "zoo" / f"{stem}.safetensors"
-    for path in (PACKAGED / f"{stem}.safetensors", cached):
+    for path in (PACKAGED / cached.name, cached):
         if path.exists():
             tensors, _ = load_tensors(path)
-            network.load_state_dict(
-                {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
-            )
+            network.load_state_dict(tensors)
             return network.to(device).eval()
-    trained = fresh(name, seed, device=device, folders=folders, variant=variant, augment=augment, progress=progress)
-    save_tensors(cached, trained.state_dict(), {"name": name, "seed": str(seed), "variant": variant})
+    trained = make()
+    save_tensors(cached, trained.state_dict())
     return trained
 
 
 def fresh(
     name: str,
     seed: int,
-    *,
     device: str | torch.device = "cpu",
     folders: list[Path] | None = None,
-    variant: str = "plain",
+    *,
+    recipe: Recipe | None = None,
     augment: Augment | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """Return a network trained now with the paper's recipe; an interrupted training goes on where it stopped."""
+    """Return a network trained now, by the paper's recipe or another; interrupted, it goes on where it stopped."""
     data = load_data(name, "train", folders=folders)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = empty(name)
-    checkpoint = cache_folder() / "zoo" / f".{name}-{variant}-{seed}.partial.safetensors"
+    how = "plain" if augment is None else "augmented"
+    checkpoint = cache_folder() / "zoo" / f".{name}-{how}-{seed}.partial.safetensors"
     return train(
         network,
         data.images,
         data.labels,
-        RECIPES[name],
+        recipe or RECIPES[name],
         seed=seed,
         device=device,
         augment=augment,
