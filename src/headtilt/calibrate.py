@@ -155,6 +155,7 @@ class OrbitHead(nn.Module):
 def fit_head(
     sample: OrbitSample,
     targets: Tensor,
+    train: Tensor,
     held_out: Tensor,
     balance: Balance,
     recipe: HeadRecipe,
@@ -167,15 +168,15 @@ def fit_head(
     Args:
         sample: Draws fit images under random tilts and looks at their orbits.
         targets: (n,), the classifier's own label of every fit image upright.
-        held_out: (n,), bool: images kept for early stopping.
+        train: Indices of the images to train on.
+        held_out: Indices of those kept for early stopping.
         balance: Where the head starts from.
         recipe: See `HeadRecipe`.
         seed: Seeds tilts, initial weights and batches.
         progress: Called after each round with (round, rounds, held-out loss).
     """
-    train, test = (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
     classes = len(balance.bias)
-    check = sample(test, seed)
+    check = sample(held_out, seed)
     source = recipe.source if recipe.source != "auto" else "features" if check.features is not None else "logits"
     inputs = check.logits if source == "logits" else check.features
     if inputs is None:
@@ -195,7 +196,7 @@ def fit_head(
         optimiser = torch.optim.AdamW(
             head.parameters(), lr=recipe.learning_rate, weight_decay=0.01 if per_class else 0.2
         )
-        best, best_loss, waited = copy.deepcopy(head.state_dict()), _loss(head, check, targets[test]), 0
+        best, best_loss, waited = copy.deepcopy(head.state_dict()), _loss(head, check, targets[held_out]), 0
         for number in range(recipe.rounds):
             pool = train[torch.randperm(len(train))[: recipe.pool].to(train.device)]
             orbits = sample(pool, hash((seed, number + 1)))
@@ -206,7 +207,7 @@ def fit_head(
                 some = batch.to(train.device)
                 seen = torch.randperm(orbits.logits.shape[1])[: recipe.views].to(train.device)
                 _train_step(head, optimiser, orbits.at(some[:, None], seen), targets[pool[some]])
-            loss = _loss(head, check, targets[test])
+            loss = _loss(head, check, targets[held_out])
             if loss < best_loss:
                 best, best_loss, waited = copy.deepcopy(head.state_dict()), loss, 0
             else:

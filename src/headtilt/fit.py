@@ -30,6 +30,8 @@ Method = Literal["head", "balance", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 100
 FEWEST = 8
+BALANCE_IMAGES = 2000
+DETECTOR_IMAGES = 8192
 
 
 class Plan(Protocol):
@@ -70,6 +72,7 @@ class Fitter:
         method: "head", "balance", "prototypes", "neighbours", or "keep" to fit a gate for `calibrator` alone.
         calibrator: The calibrator to keep; None is the bare logits.
         recipe: How a head is trained.
+        readout: What the search will answer with; the balance is fitted to the same.
         views: Views per orbit in fitting; None takes 24 for one group, 72 for several.
         promise: What the gate must keep; None fits no gate.
         early_exit: Whether the gate may let images go before the search.
@@ -85,6 +88,7 @@ class Fitter:
     method: Method = "head"
     calibrator: Calibrator | None = None
     recipe: HeadRecipe = field(default_factory=HeadRecipe)
+    readout: Literal["incumbent", "marginal"] = "marginal"
     views: int | None = None
     promise: Promise | None = field(default_factory=Promise)
     early_exit: bool = True
@@ -100,17 +104,17 @@ class Fitter:
         targets, classes = upright.labels, upright.logits.shape[-1]
         if int(targets.unique().numel()) < 2:
             raise DataError("fit images must show at least two classes by the model's own judgement; they show one.")
-        held_out = _held_out(len(images), self.seed).to(targets.device)
-        calibrator, kind = self._calibrator(images, upright, targets, held_out, classes)
+        train, held_out = _halves(len(images), self.seed, targets.device)
+        calibrator, kind = self._calibrator(images, upright, targets, train, held_out, classes)
         report: dict[str, Any] = {"method": kind, "images": len(images), "seed": self.seed}
         gate = None
         if self.promise is not None:
-            gate, expected = self._gate(images, upright, targets, held_out, calibrator, self.promise)
+            gate, expected = self._gate(images, upright, targets, train, held_out, calibrator, self.promise)
             report["gate"] = expected
         return Fitted(calibrator, gate, report)
 
     def _calibrator(
-        self, images: Tensor, upright: Evidence, targets: Tensor, held_out: Tensor, classes: int
+        self, images: Tensor, upright: Evidence, targets: Tensor, train: Tensor, held_out: Tensor, classes: int
     ) -> tuple[Calibrator | None, str]:
         if self.method == "keep":
             return self.calibrator, "keep"
@@ -118,9 +122,9 @@ class Fitter:
             return fit_prototypes(upright, targets), "prototypes"
         if self.method == "neighbours":
             return fit_neighbours(upright, targets), "neighbours"
-        some = (~held_out).nonzero()[:1000, 0]
-        orbits = self._orbits(images, some, self.seed)
-        balance = fit_balance(orbits.logits.amax(1), upright_prior(targets, classes))
+        orbits = self._orbits(images, train[:BALANCE_IMAGES], self.seed)
+        pooled = orbits.logits.amax(1) if self.readout == "incumbent" else orbits.logits.logsumexp(1)
+        balance = fit_balance(pooled, upright_prior(targets, classes))
         if self.method == "balance" or len(images) < FEWEST_FOR_HEAD:
             return balance, "balance"
 
@@ -131,24 +135,26 @@ class Fitter:
         def sample(index: Tensor, seed: int) -> Evidence:
             return self._orbits(images, index, seed)
 
-        return fit_head(sample, targets, held_out, balance, self.recipe, seed=self.seed, progress=told), "head"
+        return fit_head(sample, targets, train, held_out, balance, self.recipe, seed=self.seed, progress=told), "head"
 
     def _gate(
         self,
         images: Tensor,
         upright: Evidence,
         targets: Tensor,
+        train: Tensor,
         held_out: Tensor,
         calibrator: Calibrator | None,
         promise: Promise,
     ) -> tuple[Gate, dict[str, Any]]:
-        test = held_out.nonzero()[:, 0]
-        truth = targets[test]
-        tilted = [self._tilted(images, test, hash((self.seed, 1, number))) for number in range(2)]
-        straight = upright.at(test)
-        cases = [(self._cropped(images[test.cpu()]), straight)] + [(batch, self.predictor(batch)) for batch in tilted]
+        truth = targets[held_out]
+        tilted = [self._tilted(images, held_out, hash((self.seed, 1, number))) for number in range(2)]
+        straight = upright.at(held_out)
+        cases = [(self._cropped(images[held_out.cpu()]), straight)] + [
+            (batch, self.predictor(batch)) for batch in tilted
+        ]
         searched = [(bare, *self._search(batch, bare, calibrator)) for batch, bare in cases]
-        detector = self._detector(images, upright, targets, held_out)
+        detector = self._detector(images, upright, targets, train[:DETECTOR_IMAGES])
         against = [statistics(bare, root, found, detector) for bare, root, found in searched]
         winners = [found.marginal.argmax(1) for _, _, found in searched]
         decided = [
@@ -175,7 +181,7 @@ class Fitter:
         return gate, {
             "promise_upright": promise.upright,
             "promise_tilted": promise.tilted,
-            "held_out": len(test),
+            "held_out": len(held_out),
             "margin": margin,
             "weights": weights.tolist(),
             "exit_at": exit_at,
@@ -183,9 +189,8 @@ class Fitter:
             "upright_leave_early": float(gate.leaves_early(straight).float().mean()) * 100,
         }
 
-    def _detector(self, images: Tensor, upright: Evidence, targets: Tensor, held_out: Tensor) -> Detector:
-        """Return a detector trained on the images that are not held out, each upright and under two tilts."""
-        train = (~held_out).nonzero()[:8192, 0]
+    def _detector(self, images: Tensor, upright: Evidence, targets: Tensor, train: Tensor) -> Detector:
+        """Return a detector trained on those images, each upright and under two tilts."""
         tilts = [self._tilted(images, train, hash((self.seed, 2, number))) for number in range(2)]
         roots = [upright.at(train), *(self.predictor(batch) for batch in tilts)]
         right = torch.cat([root.labels == targets[train] for root in roots])
@@ -286,9 +291,11 @@ def centre_crop(images: Tensor, side: int | None) -> Tensor:
     return images[..., top : top + side, left : left + side]
 
 
-def _held_out(count: int, seed: int) -> Tensor:
-    """Return which images (n,) are kept for early stopping and the gate: a fifth, 2,000 at most."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    held_out = torch.zeros(count, dtype=torch.bool)
-    held_out[order[: max(2, min(count // 5, 2000))]] = True
-    return held_out
+def _halves(count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the images to fit on and those held out for early stopping and the gate (a fifth, 2,000 at most).
+
+    Both are in random order: the images may have come sorted by class.
+    """
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(device)
+    fewer = max(2, min(count // 5, 2000))
+    return order[fewer:], order[:fewer]

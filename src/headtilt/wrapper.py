@@ -116,7 +116,7 @@ class ITS(nn.Module):
             output_key=output_key,
         )
         self.features = features
-        self.readout = readout
+        self.readout: Literal["incumbent", "marginal"] = readout
         self.padding: Padding = padding
         self.interpolation: Interpolation = interpolation
         self.calibrator = calibrator
@@ -165,6 +165,7 @@ class ITS(nn.Module):
             method=method,
             calibrator=None if self.calibrator == "batch" else self.calibrator,
             recipe=recipe or HeadRecipe(),
+            readout=self.readout,
             views=views,
             promise=Promise(promise) if isinstance(promise, (int, float)) else promise,
             early_exit=early_exit,
@@ -239,8 +240,9 @@ class ITS(nn.Module):
         seen = self.predictor.views(
             some, index, poses.repeat(len(some), 1, 1), padding=self.padding, interpolation=self.interpolation
         )
-        best = seen.logits.reshape(len(some), len(poses), -1).amax(1)
-        return fit_balance(best, torch.full_like(best[0], 1 / best.shape[1]))
+        orbits = seen.logits.reshape(len(some), len(poses), -1)
+        pooled = orbits.amax(1) if self.readout == "incumbent" else orbits.logsumexp(1)
+        return fit_balance(pooled, torch.full_like(pooled[0], 1 / pooled.shape[1]))
 
     def extra_repr(self) -> str:
         """Return the levels and the main options."""

@@ -218,6 +218,24 @@ class TwoBranches(nn.Module):
         return self.last(self.drop_left(self.left(flat).relu()) + self.drop_right(self.right(flat).relu()))
 
 
+class Centred(nn.Module):
+    """Subtracts the mean over whatever batch it sees: batching the passes runs, and silently gives other numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.dropout, self.last = nn.Linear(144, 16), nn.Dropout(0.5), nn.Linear(16, 5)
+        written_down(self)
+
+    def forward(self, images):
+        hidden = self.dropout(self.first(images.flatten(1)).relu())
+        return self.last(hidden - hidden.mean(0))
+
+
+def centred_by_hand(model, images, number):
+    hidden = model.first(images.flatten(1)).relu() * dropout_mask((16,), 0.5, (0, number, 0, 0))
+    return model.last(hidden - hidden.mean(0))
+
+
 def residual_by_hand(model, images, number):
     hidden = model.first(images.flatten(1)).relu()
     return model.last(hidden + hidden * dropout_mask((16,), 0.5, (0, number, 0, 0)))
@@ -231,8 +249,8 @@ def branches_by_hand(model, images, number):
 
 @pytest.mark.parametrize(
     ("model", "by_hand"),
-    [(Residual(), residual_by_hand), (TwoBranches(), branches_by_hand)],
-    ids=["residual", "branches"],
+    [(Residual(), residual_by_hand), (TwoBranches(), branches_by_hand), (Centred(), centred_by_hand)],
+    ids=["residual", "branches", "centred"],
 )
 @pytest.mark.parametrize("batch", [2, 5, 6])
 def test_models_that_cannot_batch_their_passes_run_them_one_by_one(model, by_hand, batch):

@@ -461,9 +461,9 @@ RANKINGS = ("last", "accumulated", "support")
 
 @given(seed=seeds, ranking=st.sampled_from(RANKINGS), depth=st.integers(1, 3))
 def test_the_final_order_is_the_one_the_trace_implies(seed, ranking, depth):
-    table = random_table(seed, batch=1, classes=3)
+    table = random_table(seed, batch=1, classes=5)
     found = table.walk(levels=(RIGHT, DOWN, RIGHT)[:depth], hypotheses=3, ranking=ranking)
-    counts = dict.fromkeys(range(3), 0)
+    counts = dict.fromkeys(range(5), 0)
     counts[int(table.root().labels)] += 1
     sums = {0: 0.0}
     for level in found.trace:
@@ -515,7 +515,7 @@ def test_confidence_decides_ties_of_support_but_never_outweighs_a_view():
         root_beam(evidence_of(torch.zeros(1))),
         pose=RIGHT.orbit(3)[None],
         evidence=evidence_of(torch.zeros(1, 3), torch.tensor([[0, 1, 2]])),
-        confidence=torch.tensor([[0.0, 1e6, 1.0]]),
+        confidence=torch.tensor([[-1e6, 1e6, 1.0]]),
         accumulated=torch.zeros(1, 3),
         active=torch.ones(1, 3, dtype=torch.bool),
     )

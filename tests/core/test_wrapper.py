@@ -55,6 +55,31 @@ def test_calling_the_wrapper_gives_the_logits_of_the_search(net, images, readout
     assert torch.equal(logits, robust.search(images).logits)
 
 
+@pytest.mark.parametrize("options", [{"mc_passes": 3}, {"mc_sampled": True}], ids=str)
+def test_dropout_is_sampled_only_where_asked_for_and_by_the_seed(net, images, options):
+    plain, sampled, again, other = (
+        ht.ITS(net, samples=1, confidence="energy", **more)(images)
+        for more in ({}, options, options, {**options, "seed": 1})
+    )
+    with torch.no_grad():
+        assert_close(plain, net(images))
+    assert float((sampled - plain).abs().max()) > 0.1
+    assert torch.equal(again, sampled)
+    assert float((other - sampled).abs().max()) > 0.1
+
+
+def test_the_marginals_pose_is_one_that_shows_its_label(net, images):
+    result = ht.ITS(net, LEVELS, samples=5, readout="marginal").search(images)
+    beam = result.hypotheses
+    for image in range(5):
+        shown = [beam.pose[image, slot] for slot in range(3) if beam.active[image, slot]]
+        labels = [int(beam.labels[image, slot]) for slot in range(3) if beam.active[image, slot]]
+        answer = int(result.labels[image])
+        place = labels.index(answer) if answer in labels else 0
+        assert torch.equal(result.pose[image], shown[place])
+    assert any(int(result.labels[image]) != int(beam.labels[image, 0]) for image in range(5))
+
+
 def test_the_incumbent_is_what_the_model_says_of_the_canonical_image(net, images):
     result = ht.ITS(net, LEVELS, samples=5).search(images)
     with torch.no_grad():

@@ -163,12 +163,12 @@ METHODS: dict[str, Callable[[Setting], Predict]] = {
     "paper5": _its(lambda setting: paper5(setting.mc_passes)),
     "joint": _its(lambda setting: _joint(setting, readout="incumbent")),
     "anneal": _its(lambda setting: _joint(setting, search="anneal", readout="incumbent")),
-    "balanced-batch": _its(lambda setting: _joint(setting, calibrator="batch", readout="incumbent")),
+    "balanced-batch": _its(lambda setting: _joint(setting, calibrator="batch")),
     "augmented": _retrained("augmented"),
     "last-layer": _retrained("last-layer"),
 }
 FITTED: dict[str, tuple[str, Callable[[Setting], dict[str, Any]]]] = {
-    "balanced": ("balance", lambda setting: _joint(setting, readout="incumbent")),
+    "balanced": ("balance", _joint),
     "head": ("head", lambda setting: _joint(setting, features=None)),
     "head-features": ("head", _joint),
     "knn": ("neighbours", lambda setting: _joint(setting, readout="incumbent")),
