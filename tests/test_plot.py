@@ -13,6 +13,9 @@ from torch import nn
 import headtilt as ht
 from headtilt import plot
 from headtilt.gate import Gate
+from headtilt.plot import style
+from headtilt.plot.style import pixels_of
+from headtilt.plot.tree import shown, subsample
 
 pytest.importorskip("matplotlib")
 
@@ -88,7 +91,7 @@ class TestTree:
         more = 0  # rows that keep more than five views, or whose kept views leave no room
         for level in result.trace:
             for slot in level.active[1].nonzero()[:, 0].tolist():
-                more += len(plot._shown(level, 1, slot, 5)[0]) - 5
+                more += len(shown(level, 1, slot, 5)[0]) - 5
         assert len(figure.axes[0].images) == rows * 5 + more + 2
 
     def test_the_first_picture_is_the_input_and_the_second_the_canonical_image(self, result):
@@ -153,12 +156,12 @@ class TestTree:
         assert [face for face in faces if face in set(expected)][:9] == expected
 
     def test_views_that_were_kept_and_the_identity_are_always_shown(self):
-        assert plot._subsample(17, [], 5) == [0, 4, 8, 12, 16]
-        assert plot._subsample(17, [7, 8], 5) == [0, 7, 8, 12, 16]
-        assert plot._subsample(17, [1, 2, 8], 1) == [1, 2, 8]
-        assert plot._subsample(4, [0, 3], 9) == [0, 1, 2, 3]
+        assert subsample(17, [], 5) == [0, 4, 8, 12, 16]
+        assert subsample(17, [7, 8], 5) == [0, 7, 8, 12, 16]
+        assert subsample(17, [1, 2, 8], 1) == [1, 2, 8]
+        assert subsample(4, [0, 3], 9) == [0, 1, 2, 3]
         for keep in combinations(range(9), 3):
-            shown = plot._subsample(9, keep, 4)
+            shown = subsample(9, keep, 4)
             assert set(keep) <= set(shown)
             assert len(shown) == 4
 
@@ -336,7 +339,7 @@ class TestBeforeAfter:
         for text, said, true in zip(marked, [*alone, *result.labels.tolist()], truth * 2, strict=True):
             right = said == true
             assert text.get_text() == f"{NAMES[said]} {'✓' if right else '✗'}"
-            assert text.get_color() == (plot.GREEN if right else plot.VERMILION)
+            assert text.get_color() == (style.GREEN if right else style.VERMILION)
 
     @pytest.mark.parametrize(("turn", "word"), [(40.0, "↻ 40°"), (-75.0, "↺ 75°")])
     def test_the_arrow_says_how_the_input_was_turned(self, result, turn, word):
@@ -389,7 +392,7 @@ class TestBars:
         from matplotlib.colors import to_hex
 
         axes = plot.bars(self.TABLE, title="t", highlight=["search"]).axes[0]
-        assert [to_hex(bar.get_facecolor()) for bar in axes.patches] == [plot.PALE.lower(), plot.BLUE.lower()]
+        assert [to_hex(bar.get_facecolor()) for bar in axes.patches] == [style.PALE.lower(), style.BLUE.lower()]
         bold = [text.get_text() for text in axes.texts if text.get_weight() == "bold"]
         assert bold == ["search", "75.0"]
 
@@ -488,8 +491,8 @@ class TestSave:
 
 def test_pixels_within_0_and_1_are_shown_as_they_are_and_others_are_scaled():
     grey = torch.tensor([[0.2, 0.6]])[None, None]
-    np.testing.assert_allclose(plot._pixels(grey)[0, 0], [[0.2] * 3, [0.6] * 3], rtol=1e-6)
-    np.testing.assert_allclose(plot._pixels(grey * 10 - 4)[0, 0], [[0] * 3, [1] * 3], atol=1e-6)
+    np.testing.assert_allclose(pixels_of(grey)[0, 0], [[0.2] * 3, [0.6] * 3], rtol=1e-6)
+    np.testing.assert_allclose(pixels_of(grey * 10 - 4)[0, 0], [[0] * 3, [1] * 3], atol=1e-6)
     colour = torch.rand(2, 3, 4, 5)
-    np.testing.assert_allclose(plot._pixels(colour), colour.permute(0, 2, 3, 1), rtol=1e-6)
-    assert plot._pixels(torch.rand(1, 4, 2, 2)).shape == (1, 2, 2, 3)
+    np.testing.assert_allclose(pixels_of(colour), colour.permute(0, 2, 3, 1), rtol=1e-6)
+    assert pixels_of(torch.rand(1, 4, 2, 2)).shape == (1, 2, 2, 3)
