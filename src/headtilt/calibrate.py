@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.errors import OptionError
-from headtilt.evidence import Evidence
+from headtilt.errors import OptionError, at_least, one_of, positive
+from headtilt.evidence import Evidence, floored
 
 Calibrator = Callable[[Evidence], Evidence]
 OrbitSample = Callable[[Tensor, int], Evidence]
@@ -54,7 +54,9 @@ def fit_balance(orbit_scores: Tensor, prior: Tensor, *, iterations: int = 200) -
         iterations: Damped Newton steps.
     """
     scores, prior = orbit_scores.double(), prior.to(orbit_scores).double()
-    ridge = 1 / (len(scores) * scores.std(dim=0, correction=0).mean().clamp_min(1e-6) ** 2)
+    # A class ruled out by −∞ has no deviation.
+    width = scores.std(dim=0, correction=0).nanmean().nan_to_num(1.0).clamp_min(1e-6)
+    ridge = 1 / (len(scores) * width**2)
     bias = torch.zeros_like(prior)
     for _ in range(iterations):
         share = (scores + bias).softmax(dim=1)
@@ -95,8 +97,15 @@ class HeadRecipe:
     steps: int = 64
     batch: int = 128
     views: int = 24
-    patience: int = 6
+    patience: int = 10
     learning_rate: float = 2e-3
+
+    def __post_init__(self) -> None:
+        one_of("source", self.source, ("auto", "features", "logits"))
+        at_least("rounds", self.rounds, 0)
+        for name in ("hidden", "pool", "steps", "batch", "views", "patience"):
+            at_least(name, getattr(self, name), 1)
+        positive("learning_rate", self.learning_rate)
 
 
 class OrbitHead(nn.Module):
@@ -126,7 +135,7 @@ class OrbitHead(nn.Module):
         self.register_buffer("bias", bias.detach().clone())
         self.register_buffer("mean", mean.detach().clone())
         self.register_buffer("deviation", deviation.detach().clone())
-        self.log_scale = nn.Parameter(torch.zeros((), device=bias.device))
+        self.log_scale = nn.Parameter(mean.new_zeros(()))
         inputs, outputs, drop = len(mean), len(bias) if per_class else 1, 0.1 if per_class else 0.5
         last = nn.Linear(hidden, outputs)
         nn.init.zeros_(last.weight)
@@ -140,15 +149,16 @@ class OrbitHead(nn.Module):
             nn.GELU(),
             nn.Dropout(drop),
             last,
-        ).to(bias.device)
+        ).to(mean)
 
     def forward(self, evidence: Evidence) -> Evidence:
         """Return the evidence with the head's scores (…, Y) as logits."""
-        inputs = evidence.logits if self.source == "logits" else evidence.features
+        logits = floored(evidence.logits).to(self.bias)
+        inputs = logits if self.source == "logits" else evidence.features
         if inputs is None:
             raise OptionError("this head reads features, and the evidence has none. Fit it with source='logits'.")
         standard = (inputs.to(self.mean) - self.mean) / self.deviation
-        scores = (evidence.logits.to(self.bias) + self.bias) * self.log_scale.exp() + self.network(standard)
+        scores = (logits + self.bias) * self.log_scale.exp() + self.network(standard)
         return Evidence(scores)
 
 
@@ -178,7 +188,7 @@ def fit_head(
     classes = len(balance.bias)
     check = sample(held_out, seed)
     source = recipe.source if recipe.source != "auto" else "features" if check.features is not None else "logits"
-    inputs = check.logits if source == "logits" else check.features
+    inputs = floored(check.logits) if source == "logits" else check.features
     if inputs is None:
         raise OptionError("source='features' needs a model whose features can be read; use source='logits'.")
     rows = inputs.flatten(0, -2)
@@ -265,7 +275,8 @@ class Prototypes(nn.Module):
         """Return the evidence with negative scaled squared distances as logits."""
         features = _need_features(evidence)
         flat = features.flatten(0, -2)
-        distances = torch.cdist(flat, self.means.to(flat)) ** 2
+        # The same formula for any number of views: by default torch changes it with their number.
+        distances = torch.cdist(flat, self.means.to(flat), compute_mode="use_mm_for_euclid_dist") ** 2
         return Evidence((-distances * self.scale).reshape(*features.shape[:-1], -1))
 
 
@@ -289,10 +300,12 @@ class Neighbours(nn.Module):
         """Return the evidence with scaled similarities as logits."""
         features = _need_features(evidence)
         classes, size, _ = self.bank.shape
+        absent = (self.bank[:, 0] == 0).all(dim=-1)
         scores = []
         for part in F.normalize(features.flatten(0, -2), dim=-1).split(4096):
             similarity = (part @ self.bank.to(part).flatten(0, 1).T).reshape(len(part), classes, size)
-            scores.append(similarity.topk(min(self.nearest, size), dim=-1).values.mean(-1))
+            nearest = similarity.topk(min(self.nearest, size), dim=-1).values.mean(-1)
+            scores.append(nearest.masked_fill(absent, -2.0))  # below any cosine
         return Evidence((torch.cat(scores) * self.scale).reshape(*features.shape[:-1], -1))
 
 

@@ -76,8 +76,7 @@ def curvature_operator(group: OneParameterGroup, samples: int, width: float | No
     """
     if width is not None:
         positive("width", width)
-    if samples < 3:
-        raise OptionError(f"samples must be at least 3 for group confidence, which is a curvature; got {samples}.")
+    check_curvature(samples)
     parameters = group.grid(samples)
     step = float(parameters[samples // 2 + 1])
     radius = samples
@@ -91,6 +90,12 @@ def curvature_operator(group: OneParameterGroup, samples: int, width: float | No
     generator = group.generator(samples)
     length = torch.linalg.matrix_norm(generator - generator @ generator)
     return second @ smooth / length**2
+
+
+def check_curvature(samples: int) -> None:
+    """Raise `OptionError` unless an orbit of so many samples has a curvature."""
+    if samples < 3:
+        raise OptionError(f"samples must be at least 3 for group confidence, which is a curvature; got {samples}.")
 
 
 def _along_orbit(samples: int, offsets: Tensor, weights: Tensor, periodic: bool) -> Tensor:
@@ -107,7 +112,7 @@ def resolve(confidence: str | Confidence, width: float | None = None) -> Confide
     """Return the measure of that name, or the callable itself."""
     if callable(confidence):
         return confidence
-    if confidence not in MEASURES:
+    if not isinstance(confidence, str) or confidence not in MEASURES:
         names = ", ".join(map(repr, MEASURES))
         raise OptionError(f"confidence must be one of {names} or a callable; got {confidence!r}.")
     return partial(group, width=width) if confidence == "group" else MEASURES[confidence]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import TypeGuard
 
 
 class HeadtiltError(Exception):
@@ -41,13 +43,33 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> None:
         raise OptionError(f"{name} must be one of {', '.join(map(repr, words))}; got {value!r}.")
 
 
-def at_least(name: str, value: object, least: int) -> None:
-    """Raise `OptionError` unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def at_least(name: str, value: object, least: int) -> int:
+    """Return `value` as an int; raise `OptionError` unless it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise OptionError(f"{name} must be a whole number of at least {least}; got {value!r}.")
+    return int(value)
 
 
 def positive(name: str, value: object) -> None:
     """Raise `OptionError` unless `value` is a finite number above zero."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if not is_number(value) or not 0 < float(value) < float("inf"):
         raise OptionError(f"{name} must be a finite number above 0; got {value!r}.")
+
+
+def number(name: str, value: object) -> float:
+    """Return `value` as a float; raise `OptionError` unless it is a real number (numpy's will do)."""
+    if not is_number(value):
+        raise OptionError(f"{name} must be a number; got {type(value).__name__}: {value!r}.")
+    return float(value)
+
+
+def checked_seed(value: object) -> int:
+    """Return `value` as an int; raise `OptionError` unless it fits the 64 bits of torch's generators."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**64:
+        raise OptionError(f"seed must be a whole number of at most 64 bits; got {value!r}.")
+    return int(value)
+
+
+def is_number(value: object) -> TypeGuard[Real]:
+    """Return whether `value` is a real number; truth values are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headtilt.errors import ModelError, OptionError, at_least
+from headtilt.errors import ModelError, OptionError, at_least, checked_seed
 from headtilt.warp import Interpolation, Padding, warp
 
 # Elements of input per chunk. Small chunks stay in the CPU's cache: one of 4,096 views of 28×28 costs four times as
@@ -66,6 +66,11 @@ class Evidence:
         return self.logits.argmax(dim=-1)
 
 
+def floored(logits: Tensor) -> Tensor:
+    """Return logits that a network can read: classes ruled out by −∞ are merely hopeless."""
+    return logits.clamp_min(-1e3)
+
+
 def concatenate(parts: Sequence[Evidence], dim: int = 0) -> Evidence:
     """Return the evidence of all parts along one of the leading axes; features only where all parts have them."""
     features = [part.features for part in parts if part.features is not None]
@@ -105,22 +110,16 @@ class Predictor:
         output_key: str = "logits",
         features: str | Sequence[str] | None = None,
     ) -> None:
-        at_least("mc_passes", mc_passes, 1)
-        if chunk is not None:
-            at_least("chunk", chunk, 1)
-        if not callable(model):
-            raise ModelError(
-                f"model must be an nn.Module or a callable that returns logits; got {type(model).__name__}."
-            )
-        self.model = model
-        self.passes = mc_passes
+        self.model = checked_model(model)
+        self.passes = at_least("mc_passes", mc_passes, 1)
         self.sampled = mc_sampled or mc_passes > 1
-        self.seed = seed
-        self.chunk = chunk
+        self.seed = checked_seed(seed)
+        self.chunk = None if chunk is None else at_least("chunk", chunk, 1)
         self.autocast = autocast
         self.output_key = output_key
         self.features = (features,) if isinstance(features, str) and features != "auto" else features
         self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
+        self.repeated = 0  # most elements that one view has at a dropout layer, which repeats it; seen at that trial
         if self.sampled:
             self._dropouts()
 
@@ -158,6 +157,14 @@ class Predictor:
         other.features = (features,) if isinstance(features, str) and features != "auto" else features
         return other
 
+    def with_model(self, model: Model) -> Predictor:
+        """Return a copy for another model, which has to be callable and have dropout where it is sampled."""
+        other = copy.copy(self)
+        other.model, other.batched_passes, other.repeated = checked_model(model), None, 0
+        if other.sampled:
+            other._dropouts()
+        return other
+
     def device_and_dtype(self, images: Tensor) -> tuple[torch.device, torch.dtype]:
         """Return where the model lives and what it computes in; for a bare callable, what the images have."""
         if isinstance(self.model, nn.Module):
@@ -178,8 +185,7 @@ class Predictor:
                     views = view(slice(start, start + chunk)).to(device=device, dtype=dtype)
                     parts.append(self._evidence(views, taps))
         evidence = concatenate(parts)
-        if bool(evidence.logits.isnan().any()):
-            raise ModelError("model returned NaN logits. Check its weights and the range its input expects.")
+        check_finite(evidence.logits)
         return evidence
 
     def _evidence(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
@@ -188,6 +194,14 @@ class Predictor:
             return Evidence(logits, _pooled(taps, 1, len(views)))
         if self.batched_passes is None:
             self.batched_passes = self._passes_agree(views, taps)
+        # What dropout repeats must not take more memory than the chunk itself.
+        growth = self.passes * self.repeated / views[0].numel() if self.batched_passes else 0
+        return concatenate(
+            [self._averaged(part, taps) for part in views.split(max(int(len(views) / max(growth, 1)), 1))]
+        )
+
+    def _averaged(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
+        """Return the evidence of views averaged over the dropout passes."""
         stacked = self._batched(views, self.passes) if self.batched_passes else self._one_by_one(views, self.passes)
         features = _pooled(taps, self.passes, len(views))
         log_probs = stacked.log_softmax(-1).logsumexp(0) - torch.tensor(float(self.passes)).log()
@@ -195,7 +209,8 @@ class Predictor:
 
     def _passes_agree(self, views: Tensor, taps: list[list[Tensor]]) -> bool:
         """Return whether running the passes as one batch behind the first dropout layer is the plain computation."""
-        few = views[:2]
+        # Two different views: one alone could be broadcast where a model adds what was repeated to what was not.
+        few = views[:2] if len(views) > 1 else torch.cat([views, views.flip(-1)])
         plain = self._one_by_one(few, 2)
         try:
             return torch.allclose(self._batched(few, 2), plain, rtol=1e-3, atol=1e-4)
@@ -212,8 +227,10 @@ class Predictor:
         return self._masked(views, range(passes)).reshape(passes, len(views), -1)
 
     def _masked(self, views: Tensor, passes: range) -> Tensor:
-        with dropout_masks(self._dropouts(), passes, self.seed):
-            return self._forward(views, copies=len(passes))
+        with dropout_masks(self._dropouts(), passes, self.seed) as sizes:
+            logits = self._forward(views, copies=len(passes))
+        self.repeated = max(sizes, default=0)
+        return logits
 
     def _dropouts(self) -> list[nn.Module]:
         modules = self.model.modules() if isinstance(self.model, nn.Module) else ()
@@ -270,6 +287,22 @@ class Predictor:
         return tuple(dict.fromkeys(order))[-2:]
 
 
+def checked_model(model: Model) -> Model:
+    """Return the model; raise `ModelError` unless it can be called."""
+    if not callable(model):
+        raise ModelError(f"model must be an nn.Module or a callable that returns logits; got {type(model).__name__}.")
+    return model
+
+
+def check_finite(logits: Tensor) -> None:
+    """Raise `ModelError` for NaN, +∞, or −∞ for every class; a class ruled out by −∞ is fine. Synchronises once."""
+    largest = logits.amax(-1)
+    if bool(largest.isfinite().all()):
+        return
+    what = "NaN logits" if bool(largest.isnan().any()) else "infinite logits (+∞, or −∞ for every class of a view)"
+    raise ModelError(f"model returned {what}. Check its weights and the range its input expects.")
+
+
 def feature_layer(model: Model, name: str) -> nn.Module:
     """Return the module of that name, whose input serves as feature vector."""
     if not isinstance(model, nn.Module):
@@ -305,11 +338,10 @@ def undisturbed(model: Model) -> Iterator[None]:
         lock = _LOCKS.setdefault(model, threading.RLock())
     with lock, _forked_random():
         modes = [(module, module.training) for module in model.modules()]
+        # Not `Tensor._version`: neither batch norm nor writes through `.data` raise it.
         buffers = [
-            (module, name, buffer, buffer.clone(), buffer._version)
+            (module, {name: (b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()})
             for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
         ]
         try:
             for module, _ in modes:
@@ -318,11 +350,20 @@ def undisturbed(model: Model) -> Iterator[None]:
         finally:
             for module, mode in modes:
                 module.training = mode
-            for module, name, buffer, copy, version in buffers:
-                if buffer._version != version:
-                    with torch.no_grad():
-                        buffer.copy_(copy)
-                module._buffers[name] = buffer
+            for module, kept in buffers:
+                _restore(module, kept)
+
+
+def _restore(module: nn.Module, buffers: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
+    """Give a module back the very buffers it had, with the values they had; those made in the meantime go."""
+    for name in [name for name, _ in module._buffers.items() if name not in buffers]:
+        del module._buffers[name]
+    for name, (buffer, value) in buffers.items():
+        module._buffers[name] = buffer
+        # Only where it differs: a write, even of the same values, would invalidate a graph that somebody still holds.
+        if buffer is not None and value is not None and not torch.equal(buffer, value):
+            with torch.inference_mode():
+                buffer.copy_(value)
 
 
 @contextmanager
@@ -333,19 +374,22 @@ def _forked_random() -> Iterator[None]:
 
 
 @contextmanager
-def dropout_masks(layers: list[nn.Module], passes: range, seed: int) -> Iterator[None]:
+def dropout_masks(layers: list[nn.Module], passes: range, seed: int) -> Iterator[list[int]]:
     """Make dropout layers multiply by the masks of these passes: the first one repeats its views once per pass.
 
     Each view leaves the first layer `len(passes)` times, pass by pass, so everything before it runs once and everything
-    behind it as one batch. The layers stay in eval mode; only their output is replaced.
+    behind it as one batch. The layers stay in eval mode; only their output is replaced. Yields a list that collects how
+    many elements one view has at each of them.
     """
     repeated = False
+    sizes: list[int] = []
     calls = dict.fromkeys(layers, 0)
 
     def sample(number: int, module: nn.Module, output: Tensor) -> Tensor:
         nonlocal repeated
         views = output.unflatten(0, (len(passes), -1)) if repeated else output[None]
         repeated = True
+        sizes.append(views[0, 0].numel())
         call, calls[module] = calls[module], calls[module] + 1
         shape = views.shape[2:] if isinstance(module, nn.Dropout) else (views.shape[2], *[1] * (views.ndim - 3))
         keys = [(seed, one, number, call) for one in passes]
@@ -357,7 +401,7 @@ def dropout_masks(layers: list[nn.Module], passes: range, seed: int) -> Iterator
         for number, layer in enumerate(layers)
     ]
     try:
-        yield
+        yield sizes
     finally:
         for handle in handles:
             handle.remove()
@@ -388,7 +432,7 @@ def _as_logits(output: Any, key: str, views: int) -> Tensor:
         output = getattr(output, key)
     if not isinstance(output, Tensor):
         raise ModelError(f"model must return logits as a tensor, an object or dict with {key!r}; got {type(output)}.")
-    if output.ndim != 2 or len(output) != views or not output.is_floating_point():
+    if output.ndim != 2 or len(output) != views or not output.shape[1] or not output.is_floating_point():
         raise ModelError(
             f"model must return floating-point logits ({views}, Y); got {output.dtype} {tuple(output.shape)}."
         )

@@ -18,7 +18,7 @@ from headtilt.calibrate import (
     fit_prototypes,
     upright_prior,
 )
-from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, one_of
+from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.evidence import Evaluate, Evidence, Predictor, concatenate
 from headtilt.gate import Detector, Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
 from headtilt.groups import Group, invert
@@ -31,6 +31,7 @@ METHODS = ("head", "balance", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 100
 FEWEST = 8
 BALANCE_IMAGES = 2000
+HELD_OUT_IMAGES = 2000
 DETECTOR_IMAGES = 8192
 
 
@@ -96,15 +97,32 @@ class Fitter:
     seed: int = 0
     progress: Callable[[str, int, int], None] | None = None
 
-    def fit(self, source: Tensor | Iterable[Any]) -> Fitted:
-        """Return calibrator and gate fitted on upright images (n, C, H, W) or a loader of such batches."""
+    def __post_init__(self) -> None:
         one_of("method", self.method, METHODS)
+        if not isinstance(self.recipe, HeadRecipe):
+            raise OptionError(f"recipe must be a HeadRecipe or None; got {self.recipe!r}.")
+        object.__setattr__(self, "seed", checked_seed(self.seed))
+        for name in ("views", "crop"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, at_least(name, getattr(self, name), 1))
+
+    def fit(self, source: Tensor | Iterable[Any], held_out_source: Tensor | Iterable[Any] | None = None) -> Fitted:
+        """Return calibrator and gate fitted on upright images (n, C, H, W) or a loader of such batches.
+
+        Args:
+            source: Images to fit on.
+            held_out_source: Images for early stopping and the gate; None sets a fifth of `source` aside.
+        """
         images = gather(source)
+        others = None if held_out_source is None else gather(held_out_source)
+        train, held_out = _halves(len(images), None if others is None else len(others), self.seed)
+        if others is not None:
+            images = torch.cat([images, others])
         upright = self._look(images, None)
         targets, classes = upright.labels, upright.logits.shape[-1]
         if int(targets.unique().numel()) < 2:
             raise DataError("fit images must show at least two classes by the model's own judgement; they show one.")
-        train, held_out = _halves(len(images), self.seed, targets.device)
+        train, held_out = train.to(targets.device), held_out.to(targets.device)
         calibrator, kind = self._calibrator(images, upright, targets, train, held_out, classes)
         report: dict[str, Any] = {"method": kind, "images": len(images), "seed": self.seed}
         gate = None
@@ -118,10 +136,10 @@ class Fitter:
     ) -> tuple[Calibrator | None, str]:
         if self.method == "keep":
             return self.calibrator, "keep"
-        if self.method == "prototypes":
-            return fit_prototypes(upright, targets), "prototypes"
-        if self.method == "neighbours":
-            return fit_neighbours(upright, targets), "neighbours"
+        if self.method in ("prototypes", "neighbours"):
+            # Not the held-out images: each would be its own nearest neighbour, and the gate is set by them.
+            distances = fit_prototypes if self.method == "prototypes" else fit_neighbours
+            return distances(upright.at(train), targets[train]), self.method
         orbits = self._orbits(images, train[:BALANCE_IMAGES], self.seed)
         pooled = orbits.logits.amax(1) if self.readout == "incumbent" else orbits.logits.logsumexp(1)
         balance = fit_balance(pooled, upright_prior(targets, classes))
@@ -271,6 +289,9 @@ def gather(source: Tensor | Iterable[Any]) -> Tensor:
             raise DataError("the loader of fit images gave no batch. Nothing was fitted.")
         for batch in batches:
             check_images(batch, "fit images")
+            if batch.shape[1:] != batches[0].shape[1:]:
+                sizes = f"{tuple(batches[0].shape[1:])} and {tuple(batch.shape[1:])}"
+                raise ShapeError(f"fit images must all be of one size; got {sizes}. Resize them. Nothing was fitted.")
         images = torch.cat(batches)
     check_images(images, "fit images")
     if not bool(images.isfinite().all()):
@@ -291,11 +312,15 @@ def centre_crop(images: Tensor, side: int | None) -> Tensor:
     return images[..., top : top + side, left : left + side]
 
 
-def _halves(count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the images to fit on and those held out for early stopping and the gate (a fifth, 2,000 at most).
+def _halves(count: int, others: int | None, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the images to fit on and those held out for early stopping and the gate, as indices.
 
-    Both are in random order: the images may have come sorted by class.
+    Held out are the `others` that follow the images, or else a fifth of the images; 2,000 at most. All in random order:
+    images often come sorted by class.
     """
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(device)
-    fewer = max(2, min(count // 5, 2000))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(count, generator=generator)
+    if others is not None:
+        return order, count + torch.randperm(others, generator=generator)[:HELD_OUT_IMAGES]
+    fewer = max(2, min(count // 5, HELD_OUT_IMAGES))
     return order[fewer:], order[:fewer]

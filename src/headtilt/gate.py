@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.errors import OptionError
-from headtilt.evidence import Evidence
+from headtilt.errors import OptionError, is_number
+from headtilt.evidence import Evidence, floored
 from headtilt.result import Found
 
 
@@ -33,8 +33,9 @@ class Promise:
     def __post_init__(self) -> None:
         for name in ("upright", "tilted"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+            if not is_number(value) or not 0 <= float(value) <= 100:
                 raise OptionError(f"{name} must be points of accuracy between 0 and 100; got {value!r}.")
+            object.__setattr__(self, name, float(value))
 
 
 def statistics(bare: Evidence, root: Tensor, found: Found, detector: Detector | None = None) -> Tensor:
@@ -77,7 +78,7 @@ class Gate(nn.Module):
         detector: Detector | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(margin, (int, float)) or margin != margin:
+        if not is_number(margin) or margin != margin:
             raise OptionError(f"margin must be a number of log-odds; got {margin!r}.")
         self.margin, self.exit_at, self.detector = float(margin), exit_at, detector
         self.register_buffer("weights", plain_weights() if weights is None else weights.clone())
@@ -90,7 +91,8 @@ class Gate(nn.Module):
 
     def keeps(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
         """Return for which images (B,) the bare answer stays after the search."""
-        return statistics(bare, root, found, self.detector) @ self.weights.to(root) < self.margin
+        against = statistics(bare, root, found, self.detector)
+        return against @ self.weights.to(against) < self.margin
 
 
 class Detector(nn.Module):
@@ -117,17 +119,18 @@ class Detector(nn.Module):
             nn.GELU(),
             nn.Dropout(0.2),
             nn.Linear(hidden, 1),
-        ).to(mean.device)
+        ).to(mean)
 
     def forward(self, root: Evidence) -> Tensor:
         """Return the log-odds (B,) that the bare answer is what the model would say of the upright image."""
-        scores: Tensor = self.network((detector_inputs(root) - self.mean) / self.deviation)[:, 0]
+        scores: Tensor = self.network((detector_inputs(root).to(self.mean) - self.mean) / self.deviation)[:, 0]
         return scores
 
 
 def detector_inputs(root: Evidence) -> Tensor:
     """Return what the detector reads (B, D): the logits, and the features where there are any."""
-    return root.logits if root.features is None else torch.cat([root.logits, root.features], dim=1)
+    logits = floored(root.logits)
+    return logits if root.features is None else torch.cat([logits, root.features.to(logits)], dim=1)
 
 
 def fit_detector(root: Evidence, right: Tensor, *, seed: int = 0, steps: int = 600) -> Detector:
@@ -207,7 +210,7 @@ def margin_for(evidence_against: Tensor, cost: Tensor, points: float) -> float:
     within = int((spent <= max(allowed, 0.0)).sum())
     if within == len(cost):
         return float("-inf")
-    return float(evidence_against[order[within]]) + 1e-6
+    return _above(float(evidence_against[order[within]]))
 
 
 def exit_for(scores: Tensor, harm: Tensor, points: float) -> float:
@@ -221,4 +224,9 @@ def exit_for(scores: Tensor, harm: Tensor, points: float) -> float:
     order = scores.argsort(descending=True)
     spent = harm[order].clamp_min(0).double().cumsum(0)
     within = int((spent <= points / 100 * len(scores)).sum())
-    return float(scores[order[within]]) + 1e-6 if within < len(scores) else float("-inf")
+    return _above(float(scores[order[within]])) if within < len(scores) else float("-inf")
+
+
+def _above(value: float) -> float:
+    """Return a threshold that the value misses, also in single precision and after rounding in another batch."""
+    return value + 2e-6 * max(1.0, abs(value))

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headtilt.errors import OptionError, ShapeError, at_least
+from headtilt.errors import OptionError, ShapeError, at_least, number
 
 Algebra = tuple[tuple[float, float, float], tuple[float, float, float], tuple[float, float, float]]
 
@@ -42,6 +42,8 @@ class OneParameterGroup:
     spacing: Literal["even", "factor"] = "even"
 
     def __post_init__(self) -> None:
+        for end in ("low", "high"):
+            object.__setattr__(self, end, number(f"{end} of {self.name}", getattr(self, end)))
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < 0 < self.high):
             raise OptionError(
                 f"{self.name} must cover a finite range around 0; got [{self.low}, {self.high}]. "
@@ -159,7 +161,7 @@ def identity_index(group: Group, n: int) -> int:
 
 def rotation(limit: float = math.pi) -> OneParameterGroup:
     """Return the rotations about the centre within ±limit radians; the full turn (the default) is periodic."""
-    if not 0 < limit <= math.pi:
+    if not 0 < number("limit", limit) <= math.pi:
         raise OptionError(f"limit must lie in (0, π] radians; got {limit!r}. For degrees use math.radians(...).")
     algebra: Algebra = ((0, -1, 0), (1, 0, 0), (0, 0, 0))
     return OneParameterGroup("rotation", algebra, -limit, limit, periodic=limit == math.pi)
@@ -167,10 +169,9 @@ def rotation(limit: float = math.pi) -> OneParameterGroup:
 
 def scale(s: float = 0.25) -> OneParameterGroup:
     """Return the isotropic scalings by factors from 1 − s to 1/(1 − s), which hold the inverses of 1 ± s."""
-    if not 0 < s < 1:
+    if not 0 < number("s", s) < 1:
         raise OptionError(f"s must lie between 0 and 1 for scale; got {s!r}.")
-    reach = -math.log1p(-s)
-    return OneParameterGroup("scale", ((1, 0, 0), (0, 1, 0), (0, 0, 0)), -reach, reach)
+    return _symmetric("scale", ((1, 0, 0), (0, 1, 0), (0, 0, 0)), -math.log1p(-s))
 
 
 def shear(s: float = 0.25, direction: float = 0.0) -> OneParameterGroup:
@@ -181,33 +182,33 @@ def shear(s: float = 0.25, direction: float = 0.0) -> OneParameterGroup:
         the image to the right.
     """
     x, y = _direction(direction)
-    return OneParameterGroup("shear", ((-x * y, x * x, 0), (-y * y, x * y, 0), (0, 0, 0)), -s, s)
+    return _symmetric("shear", ((-x * y, x * x, 0), (-y * y, x * y, 0), (0, 0, 0)), s)
 
 
 def shear_x(s: float = 0.25) -> OneParameterGroup:
     """Return the horizontal shears x → x + t·y with t up to ±s."""
-    return OneParameterGroup("shear_x", ((0, 1, 0), (0, 0, 0), (0, 0, 0)), -s, s)
+    return _symmetric("shear_x", ((0, 1, 0), (0, 0, 0), (0, 0, 0)), s)
 
 
 def shear_y(s: float = 0.25) -> OneParameterGroup:
     """Return the vertical shears y → y + t·x with t up to ±s."""
-    return OneParameterGroup("shear_y", ((0, 0, 0), (1, 0, 0), (0, 0, 0)), -s, s)
+    return _symmetric("shear_y", ((0, 0, 0), (1, 0, 0), (0, 0, 0)), s)
 
 
 def translate(t: float = 0.25, direction: float = 0.0) -> OneParameterGroup:
     """Return the shifts by up to ±t along a direction (radians, clockwise from x); 1 is half of the longer side."""
     x, y = _direction(direction)
-    return OneParameterGroup("translate", ((0, 0, x), (0, 0, y), (0, 0, 0)), -t, t)
+    return _symmetric("translate", ((0, 0, x), (0, 0, y), (0, 0, 0)), t)
 
 
 def translate_x(t: float = 0.25) -> OneParameterGroup:
     """Return the horizontal shifts by up to ±t, to the right where positive; 1 is half of the longer side."""
-    return OneParameterGroup("translate_x", ((0, 0, 1), (0, 0, 0), (0, 0, 0)), -t, t)
+    return _symmetric("translate_x", ((0, 0, 1), (0, 0, 0), (0, 0, 0)), t)
 
 
 def translate_y(t: float = 0.25) -> OneParameterGroup:
     """Return the vertical shifts by up to ±t, downwards where positive; 1 is half of the longer side."""
-    return OneParameterGroup("translate_y", ((0, 0, 0), (0, 0, 1), (0, 0, 0)), -t, t)
+    return _symmetric("translate_y", ((0, 0, 0), (0, 0, 1), (0, 0, 0)), t)
 
 
 def reflection() -> Reflection:
@@ -236,8 +237,13 @@ def invert(matrix: Tensor) -> Tensor:
     return torch.cat([upper, bottom], dim=-1).reshape(matrix.shape)
 
 
+def _symmetric(name: str, algebra: Algebra, reach: float) -> OneParameterGroup:
+    reach = number(f"the range of {name}", reach)
+    return OneParameterGroup(name, algebra, -reach, reach)
+
+
 def _direction(angle: float) -> tuple[float, float]:
-    if not math.isfinite(angle):
+    if not math.isfinite(number("direction", angle)):
         raise OptionError(f"direction must be a finite angle in radians; got {angle!r}.")
     return math.cos(angle), math.sin(angle)
 
@@ -305,9 +311,11 @@ def decompose(matrix: Tensor) -> Decomposition:
     mirrored = determinant < 0
     width = torch.hypot(a, c)
     flip = torch.where(mirrored, -1.0, 1.0).to(matrix.dtype)
+    rotation = torch.atan2(flip * c, flip * a)
     return Decomposition(
         translation=matrix[..., :2, 2],
-        rotation=torch.atan2(flip * c, flip * a),
+        # Half a turn is π, also where the sine is −0.0.
+        rotation=torch.where(rotation <= -math.pi, -rotation, rotation),
         reflection=mirrored,
         scale=determinant.abs().sqrt(),
         stretch=width / determinant.abs().sqrt(),
@@ -317,7 +325,7 @@ def decompose(matrix: Tensor) -> Decomposition:
 
 def check_levels(levels: Sequence[Group], samples: int) -> None:
     """Raise unless `levels` is a non-empty sequence of groups that can all be sampled `samples` times."""
-    if isinstance(levels, (OneParameterGroup, Reflection)) or not levels:
+    if not isinstance(levels, Sequence) or not levels:
         raise OptionError("levels must be a non-empty list of groups, for example [rotation(), scale(0.25)].")
     for level in levels:
         if not isinstance(level, (OneParameterGroup, Reflection)):

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from headtilt.errors import OptionError, at_least
 from headtilt.evidence import Evidence
+from headtilt.evidence import concatenate as join_evidence
 from headtilt.groups import Group, decompose, invert
 from headtilt.warp import Interpolation, Padding, warp
 
 NEAR = 0.5
 SHARED = {"group", "parameters"}  # fields of a trace that all images have in common
-_Value = TypeVar("_Value", "Beam", "LevelTrace", "LatticeTrace", Evidence)
+_Value = TypeVar("_Value", "Beam", "LevelTrace", "LatticeTrace")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class LevelTrace:
         energy: (B, K, N), the mean energy; +inf where the parent was not active.
         labels: (B, K, N), the class of every view.
         chosen: (B, K′), the candidates kept, as indices into K·N; −1 where a slot stayed empty.
+        temperature: Of the Boltzmann traversal.
     """
 
     group: Group
@@ -66,11 +68,12 @@ class LevelTrace:
     energy: Tensor
     labels: Tensor
     chosen: Tensor
+    temperature: float = 1.0
 
     @property
     def probabilities(self) -> Tensor:
         """Boltzmann probabilities (B, K, N) of moving from a parent to each candidate: the appendix's Markov chain."""
-        return torch.where(self.active[..., None], self.confidence.softmax(dim=-1), 0.0)
+        return torch.where(self.active[..., None], (self.confidence / self.temperature).softmax(dim=-1), 0.0)
 
     def poses(self) -> Tensor:
         """Return the poses (B, K, N, 3, 3) of all candidates."""
@@ -131,6 +134,7 @@ class SearchResult:
         views: (B,), how many views of each image the model was shown.
         hypotheses: The final beam, best first: poses, labels and confidences of the rivals too.
         trace: One `LevelTrace` per level, from the root down; a `LatticeTrace` for a search over the whole group.
+            Images that a gate let go early hold NaN, −1 or False there; it is empty where all of them went.
         gated: (B,), whether the gate kept the bare model's own answer.
         images: (B, C, H, W), the images as they came.
         padding: How views were padded.
@@ -224,13 +228,15 @@ def scatter(whole: Found, found: Found, rows: Tensor) -> Found:
     )
 
 
-def _spread_out(level: LevelTrace | LatticeTrace, rows: Tensor, batch: int) -> LevelTrace | LatticeTrace:
+def _spread_out(level: LevelTrace | LatticeTrace, rows: Tensor | None, batch: int) -> LevelTrace | LatticeTrace:
+    """Return a trace of `batch` images with this one's at `rows`, or nowhere, and nothing at all others."""
     changes: dict[str, Any] = {}
     for field in fields(level):
         part: Any = getattr(level, field.name)
         if isinstance(part, Tensor) and field.name not in SHARED:
             empty = float("nan") if part.is_floating_point() else False if part.dtype == torch.bool else -1
-            changes[field.name] = part.new_full((batch, *part.shape[1:]), empty).index_copy(0, rows, part)
+            whole = part.new_full((batch, *part.shape[1:]), empty)
+            changes[field.name] = whole if rows is None else whole.index_copy(0, rows, part)
     return replace(level, **changes)
 
 
@@ -239,6 +245,8 @@ def concatenate(results: Sequence[SearchResult]) -> SearchResult:
     if len(results) == 1:
         return results[0]
     first = results[0]
+    known = next((result.trace for result in results if result.trace), ())
+    traces = [result.trace or [_spread_out(level, None, len(result)) for level in known] for result in results]
     return replace(
         first,
         logits=torch.cat([result.logits for result in results]),
@@ -247,7 +255,7 @@ def concatenate(results: Sequence[SearchResult]) -> SearchResult:
         gated=torch.cat([result.gated for result in results]),
         images=torch.cat([result.images for result in results]),
         hypotheses=_stack([result.hypotheses for result in results]),
-        trace=cast(Trace, tuple(_stack(level) for level in zip(*(result.trace for result in results), strict=True))),
+        trace=cast(Trace, tuple(_stack(level) for level in zip(*traces, strict=True))),
     )
 
 
@@ -257,7 +265,7 @@ def _stack(values: Sequence[_Value]) -> _Value:
     for field in fields(values[0]):
         parts = [getattr(value, field.name) for value in values]
         if isinstance(parts[0], Evidence):
-            changes[field.name] = _stack(parts)
+            changes[field.name] = join_evidence(parts)
         elif isinstance(parts[0], Tensor) and field.name not in SHARED:
             changes[field.name] = torch.cat(parts)
     return replace(values[0], **changes)

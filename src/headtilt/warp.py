@@ -32,6 +32,8 @@ def warp(
     """
     check_images(images)
     one_of("interpolation", interpolation, ("bilinear", "nearest", "bicubic"))
+    if not isinstance(poses, Tensor):
+        raise ShapeError(f"poses must be a tensor (B, 3, 3); got {type(poses).__name__}. Use torch.as_tensor.")
     if poses.ndim != 3 or poses.shape[-2:] != (3, 3):
         raise ShapeError(f"poses must be (B, 3, 3); got {tuple(poses.shape)}.")
     if len(images) != len(poses) and len(images) != 1:
@@ -71,13 +73,21 @@ def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Inte
 
 def padding_colour(padding: float | tuple[float, ...], images: Tensor) -> Tensor:
     """Return a constant padding as (1, C, 1, 1) or (1, 1, 1, 1)."""
-    try:
-        colour = torch.as_tensor(padding, dtype=images.dtype, device=images.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise OptionError(f"padding must be a word, a number or a number per channel; got {padding!r}.") from error
+    colour = padding_values(padding)
     if colour.ndim > 1 or (colour.ndim == 1 and len(colour) != images.shape[1]):
         raise OptionError(f"padding must be one number or {images.shape[1]} numbers, one per channel; got {padding!r}.")
-    return colour.reshape(1, -1, 1, 1)
+    return colour.to(images).reshape(1, -1, 1, 1)
+
+
+def padding_values(padding: object) -> Tensor:
+    """Return a constant padding as a float64 tensor on the CPU; raise `OptionError` unless it is finite numbers."""
+    try:
+        values = torch.as_tensor(padding, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(f"padding must be a word, a number or a number per channel; got {padding!r}.") from error
+    if not bool(values.isfinite().all()):
+        raise OptionError(f"padding must be finite; got {padding!r}.")
+    return values
 
 
 def check_images(images: object, name: str = "images") -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from headtilt import bundle
 from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
-from headtilt.errors import ShapeError, one_of
+from headtilt.errors import OptionError, ShapeError, is_number, one_of
 from headtilt.evidence import Evidence, Model, Predictor
 from headtilt.fit import Fitter, Method
 from headtilt.gate import Gate, Promise
@@ -20,10 +22,11 @@ from headtilt.result import Found, SearchResult, concatenate, scatter
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint, lattice, matrices
 from headtilt.search.tree import Tree, root_beam, take
-from headtilt.warp import Interpolation, Padding, check_images
+from headtilt.warp import Interpolation, Padding, check_images, padding_values
 
-# Logits kept at once while one block of images is searched: bounds memory whatever the size of the batch.
+# Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
 BLOCK_ELEMENTS = 2**24
+BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
 PLANS: dict[str, type[Tree] | type[Joint] | type[Anneal]] = {"tree": Tree, "joint": Joint, "anneal": Anneal}
 
 
@@ -95,6 +98,8 @@ class ITS(nn.Module):
         one_of("interpolation", interpolation, ("bilinear", "nearest", "bicubic"))
         if isinstance(padding, str):
             one_of("padding", padding, ("zeros", "border", "reflection"))
+        else:
+            padding_values(padding)
         self.model = model
         self.plan = make_plan(
             search,
@@ -106,7 +111,7 @@ class ITS(nn.Module):
             seed=seed,
             **finer,
         )
-        self.predictor = Predictor(
+        self._predictor = Predictor(
             model,
             mc_passes=mc_passes,
             mc_sampled=mc_sampled,
@@ -119,9 +124,30 @@ class ITS(nn.Module):
         self.readout: Literal["incumbent", "marginal"] = readout
         self.padding: Padding = padding
         self.interpolation: Interpolation = interpolation
+        if calibrator is not None and calibrator != "batch" and not callable(calibrator):
+            raise OptionError(f'calibrator must be a callable, "batch" or None; got {calibrator!r}.')
         self.calibrator = calibrator
-        self.gate = Gate(gate) if isinstance(gate, (int, float)) else gate
+        self.gate = checked_gate(gate)
         self.report: dict[str, Any] = {}
+
+    @property
+    def predictor(self) -> Predictor:
+        """What asks the model; it follows where `model` is replaced."""
+        if self._predictor.model is not self.model:
+            self._predictor = self._predictor.with_model(self.model)
+        return self._predictor
+
+    @predictor.setter
+    def predictor(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+
+    def train(self, mode: bool = True) -> ITS:
+        """Set the mode of the model; what was fitted around it stays in eval mode, since it is done learning."""
+        super().train(mode)
+        for part in (self.calibrator, self.gate):
+            if isinstance(part, nn.Module):
+                part.eval()
+        return self
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, Y) of the images (B, C, H, W) in their most familiar pose."""
@@ -131,6 +157,7 @@ class ITS(nn.Module):
         self,
         images: Tensor | Iterable[Any],
         *,
+        held_out: Tensor | Iterable[Any] | None = None,
         method: Method = "head",
         promise: Promise | float | None = 0.5,
         recipe: HeadRecipe | None = None,
@@ -144,6 +171,9 @@ class ITS(nn.Module):
 
         Args:
             images: (n, C, H, W) raw pixels, or a loader of such batches (labels beside them are ignored).
+            held_out: Other upright images, from which early stopping and the gate's thresholds come; None sets a fifth
+                of `images` aside. A classifier is surer of the images it was trained on than it will be of new ones, so
+                that a promise is worth more if these were not among them.
             method: "head" (the best), "balance" (statistics alone), "prototypes", "neighbours", or "keep" (a
                 gate alone, for the calibrator there is).
             promise: Points of upright accuracy that the search may cost at most; None fits no gate.
@@ -156,6 +186,10 @@ class ITS(nn.Module):
 
         Nothing changes unless the whole fit succeeds. The classifier never changes.
         """
+        if method == "keep" and self.calibrator == "batch":
+            raise OptionError(
+                'method="keep" fits a gate for a fixed calibrator, and calibrator="batch" is another for each batch.'
+            )
         predictor = self.predictor.with_features(None if method == "balance" else self.features)
         fitter = Fitter(
             predictor,
@@ -167,14 +201,14 @@ class ITS(nn.Module):
             recipe=recipe or HeadRecipe(),
             readout=self.readout,
             views=views,
-            promise=Promise(promise) if isinstance(promise, (int, float)) else promise,
+            promise=promise if promise is None or isinstance(promise, Promise) else Promise(promise),
             early_exit=early_exit,
             crop=crop,
             seed=seed,
             progress=progress,
         )
         with torch.no_grad():
-            fitted = fitter.fit(images)
+            fitted = fitter.fit(images, held_out)
         self.predictor, self.calibrator, self.gate, self.report = (
             predictor,
             fitted.calibrator,
@@ -182,6 +216,38 @@ class ITS(nn.Module):
             fitted.report,
         )
         return self
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write everything but the model to a folder, as JSON and safetensors; see `load`."""
+        plan = {item.name: getattr(self.plan, item.name) for item in fields(self.plan)}
+        predictor = self.predictor
+        options = {
+            **plan,
+            "search": next(name for name, kind in PLANS.items() if kind is type(self.plan)),
+            "mc_passes": predictor.passes,
+            "mc_sampled": predictor.sampled and predictor.passes == 1,
+            "seed": predictor.seed,
+            "readout": self.readout,
+            "padding": self.padding,
+            "interpolation": self.interpolation,
+            "chunk": predictor.chunk,
+            "autocast": predictor.autocast,
+            "output_key": predictor.output_key,
+            "features": predictor.features or self.features,
+            "calibrator": self.calibrator,
+            "gate": self.gate,
+        }
+        bundle.write(folder, options, {**self.report, "reads_features": bool(predictor.features)})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], model: Model) -> ITS:
+        """Return the wrapper that `save` wrote to a folder, around the same model."""
+        options, report = bundle.read(folder)
+        robust = cls(model, **options)
+        if report.pop("reads_features", False):
+            robust.predictor = robust.predictor.with_features(robust.features)
+        robust.report = report
+        return robust
 
     @torch.no_grad()
     def search(self, images: Tensor) -> SearchResult:
@@ -195,7 +261,8 @@ class ITS(nn.Module):
         images = images.to(device)
         bare = self.predictor(images)
         calibrator = self._batch_balance(images) if self.calibrator == "batch" else self.calibrator
-        block = max(1, BLOCK_ELEMENTS // (self.plan.budget * bare.logits.shape[-1]))
+        width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
+        block = max(1, BLOCK_ELEMENTS // (self.plan.budget * width))
         rows = torch.arange(len(images), device=device).split(block)
         return concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in rows])
 
@@ -211,7 +278,8 @@ class ITS(nn.Module):
             return seen if calibrator is None else calibrator(seen)
 
         if len(left) < len(out):
-            found = settled(root, self.plan.search(evaluate, root.at(left)) if len(left) else None, left)
+            searched = self.plan.search(evaluate, root.at(left)) if len(left) else None
+            found = settled(root, searched, left, self.plan.hypotheses)
         else:
             found = self.plan.search(evaluate, root)
         kept = out
@@ -235,7 +303,8 @@ class ITS(nn.Module):
         """Return the balance under which all classes win equally often over the orbits of this very batch."""
         points = lattice(self.plan.levels, 24 if len(self.plan.levels) == 1 else 72)
         poses = matrices(self.plan.levels, points.to(images))
-        some = images[:1000]
+        # Evenly from the whole batch, which may have come sorted by class.
+        some = images[torch.linspace(0, len(images) - 1, min(len(images), BATCH_BALANCE)).long().to(images.device)]
         index = torch.arange(len(some), device=images.device).repeat_interleave(len(poses))
         seen = self.predictor.views(
             some, index, poses.repeat(len(some), 1, 1), padding=self.padding, interpolation=self.interpolation
@@ -263,6 +332,15 @@ def make_plan(search: str, levels: Sequence[Group], **options: Any) -> Tree | Jo
     return plan(levels, **{name: value for name, value in options.items() if name in known})  # type: ignore[arg-type]
 
 
+def checked_gate(gate: object) -> Gate | None:
+    """Return a gate for plain log-odds, or the gate itself: all that says who leaves early and which answers stay."""
+    if is_number(gate):
+        return Gate(float(gate))
+    if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
+        raise OptionError(f"gate must be a number of log-odds, a Gate or None; got {gate!r}.")
+    return cast(Gate | None, gate)
+
+
 def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
     """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
 
@@ -276,9 +354,8 @@ def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
     return found.marginal, beam.pose[torch.arange(len(slot), device=slot.device), slot]
 
 
-def settled(root: Evidence, found: Found | None, left: Tensor) -> Found:
-    """Return what was found for the images at `left`, and for all others the image as it came."""
-    slots = 1 if found is None else found.beam.active.shape[1]
+def settled(root: Evidence, found: Found | None, left: Tensor, slots: int) -> Found:
+    """Return what was found for the images at `left`, and for all others the image as it came, in the first slot."""
     index = torch.zeros(len(root.logits), slots, dtype=torch.long, device=root.logits.device)
     beam = take(root_beam(Evidence(root.logits)), index)
     beam = replace(beam, active=(torch.arange(slots, device=index.device) == 0).expand_as(beam.active))

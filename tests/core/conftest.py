@@ -1,25 +1,11 @@
-"""One hypothesis profile for everybody: the same examples on every machine, and no clock."""
+"""A network and images whose every number is written down."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 from .toys import TinyNet, tiny_images
-
-settings.register_profile(
-    "ci",
-    derandomize=True,
-    deadline=None,
-    max_examples=40,
-    database=None,
-    # Fixtures here are values that no test changes.
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-settings.load_profile("ci")
-# One thread: the tensors here are tiny, and sums come out the same everywhere.
-torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ HEAVY = {"matplotlib", "PIL", "sklearn", "transformers", "ray", "gradio", "typer
 # Each may import those above it; modules within one package may import one another.
 ORDER = [
     "errors",
+    "weights",
     "groups",
     "warp",
     "evidence",
@@ -26,12 +27,13 @@ ORDER = [
     "gate",
     "search",
     "fit",
+    "bundle",
     "wrapper",
     "presets",
     "plot",
-    "adapters",
     "data",
     "models",
+    "adapters",  # one door opens the zoo as well
     "baselines",
     "experiments",
     "apps",

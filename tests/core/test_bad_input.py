@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import headtilt as ht
 from headtilt.confidence import curvature_operator
-from headtilt.errors import HeadtiltError, MissingExtraError, at_least, one_of, positive
+from headtilt.errors import HeadtiltError, MissingExtraError, at_least, checked_seed, one_of, positive
 from headtilt.evidence import Predictor, feature_layer
 from headtilt.groups import OneParameterGroup, check_levels
+from headtilt.search.anneal import Anneal
 from headtilt.search.tree import Tree
 
 from .toys import TinyNet, fingerprint, tiny_images
@@ -55,6 +57,22 @@ def test_checks_name_the_argument_and_what_came():
     one_of("colour", "red", ("red", "green"))
     at_least("count", 2, 2)
     positive("width", 0.5)
+
+
+def test_numbers_of_numpy_are_numbers():
+    at_least("count", np.int64(2), 2)
+    positive("width", np.float32(0.5))
+    assert checked_seed(np.int32(3)) == 3
+    assert ht.scale(np.float32(0.25)) == ht.scale(0.25)
+    robust = ready(
+        samples=np.int64(5), hypotheses=np.int32(2), seed=np.int64(1), mc_passes=np.int64(2), traversal="boltzmann"
+    )
+    plain = ready(samples=5, hypotheses=2, seed=1, mc_passes=2, traversal="boltzmann")
+    assert torch.equal(robust(tiny_images(2)), plain(tiny_images(2)))
+    with pytest.raises(ht.OptionError, match="count must be a whole number of at least 2; got"):
+        at_least("count", np.int64(1), 2)
+    with pytest.raises(ht.OptionError, match="width must be a finite number above 0"):
+        positive("width", np.float64("nan"))
 
 
 @pytest.mark.parametrize("value", [True, 2.0, "2", None, math.nan])
@@ -141,6 +159,22 @@ def test_poses_of_the_wrong_shape_are_refused(poses, message):
 
 
 @pytest.mark.parametrize(
+    "poses", [None, [[1.0, 0, 0], [0, 1, 0], [0, 0, 1]], EYE.numpy()], ids=["none", "list", "array"]
+)
+def test_poses_that_are_no_tensor_are_refused(poses):
+    with pytest.raises(ht.ShapeError, match=r"poses must be a tensor \(B, 3, 3\); got .*Use torch\.as_tensor"):
+        ht.warp(tiny_images(1), poses)
+
+
+@pytest.mark.parametrize("padding", [math.nan, math.inf, (0.0, math.nan, 0.0), [-math.inf] * 3], ids=str)
+def test_paddings_that_are_not_finite_are_refused_at_the_door(padding):
+    with pytest.raises(ht.OptionError, match="padding must be finite; got"):
+        ht.warp(tiny_images(1, channels=3), EYE, padding=padding)
+    with pytest.raises(ht.OptionError, match="padding must be finite; got"):
+        ready(padding=padding)
+
+
+@pytest.mark.parametrize(
     ("padding", "message"),
     [
         ("wrap", "padding must be one of 'zeros', 'border', 'reflection'; got 'wrap'"),
@@ -205,16 +239,20 @@ def test_ranges_that_mean_nothing_are_refused(make, message):
         make()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="groups.py: a parameter that is no number is compared or negated first"
-)
 @pytest.mark.parametrize(
     "make", [ht.rotation, ht.scale, ht.shear, ht.shear_x, ht.shear_y, ht.translate, ht.translate_x]
 )
 @pytest.mark.parametrize("value", ["0.25", None], ids=str)
 def test_ranges_that_are_no_numbers_are_refused_by_name(make, value):
-    with pytest.raises(ht.OptionError):
+    with pytest.raises(ht.OptionError, match=r"must be a number; got (str|NoneType)"):
         make(value)
+
+
+def test_directions_and_ends_that_are_no_numbers_are_refused_by_name():
+    with pytest.raises(ht.OptionError, match="direction must be a number; got str: 'down'"):
+        ht.shear(0.2, "down")
+    with pytest.raises(ht.OptionError, match="low of mine must be a number; got NoneType"):
+        OneParameterGroup("mine", ((0,) * 3,) * 3, None, 0.2)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, "5", None, True])
@@ -268,16 +306,11 @@ def test_levels_that_are_no_groups_are_refused(levels, message):
         check_levels(levels, 5)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=(TypeError, ValueError), reason="groups.py check_levels: not iterable, or used up by the check"
-)
 @pytest.mark.parametrize("levels", [5, (group for group in [ht.rotation()])], ids=["a number", "a generator"])
-def test_levels_that_are_no_sequence_are_refused_or_read(levels):
-    try:
-        robust = ready(levels=levels)
-    except ht.OptionError:
-        return
-    assert robust(tiny_images(1)).shape == (1, 5)
+@pytest.mark.parametrize("search", ["tree", "joint", "anneal"])
+def test_levels_that_are_no_sequence_are_refused(levels, search):
+    with pytest.raises(ht.OptionError, match="levels must be a non-empty list of groups"):
+        ready(levels=levels, search=search)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -302,7 +335,7 @@ def test_levels_that_are_no_sequence_are_refused_or_read(levels):
         ({"chunk": 0}, "chunk must be a whole number of at least 1; got 0"),
         ({"chunk": "big"}, "chunk must be a whole number"),
         ({"accept": "always"}, "accept must be one of 'identity', 'zero'; got 'always'"),
-        ({"ranking": "first"}, "ranking must be one of 'last', 'accumulated', 'support'; got 'first'"),
+        ({"ranking": "first"}, "ranking must be one of 'energy', 'last', 'accumulated', 'support'; got 'first'"),
         ({"traversal": "random"}, "traversal must be one of 'greedy', 'boltzmann'; got 'random'"),
         ({"temperature": 0}, "temperature must be a finite number above 0; got 0"),
         ({"temperature": math.inf}, "temperature must be a finite number above 0"),
@@ -317,18 +350,29 @@ def test_options_that_mean_nothing_are_refused_at_the_door(options, message):
         ready(**options)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="wrapper.py: seed is not checked, and the raw error comes from torch at search time"
+@pytest.mark.parametrize("seed", ["lucky", 1.5, None, True, 2**64, -(2**63) - 1], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: ready(seed=seed),
+        lambda seed: ready(seed=seed, search="joint"),
+        lambda seed: Tree((ht.rotation(),), seed=seed),
+        lambda seed: Anneal((ht.rotation(),), seed=seed),
+        lambda seed: Predictor(TinyNet(), seed=seed),
+        lambda seed: ready().fit(tiny_images(16), seed=seed),
+    ],
+    ids=["wrapper", "joint", "tree", "anneal", "predictor", "fit"],
 )
-@pytest.mark.parametrize("seed", ["lucky", 1.5, None], ids=str)
-def test_a_seed_that_is_no_whole_number_is_refused_at_the_door(seed):
-    with pytest.raises(ht.OptionError, match="seed"):
-        ready(seed=seed)
+def test_a_seed_that_is_no_whole_number_is_refused_at_the_door(make, seed):
+    with pytest.raises(ht.OptionError, match="seed must be a whole number of at most 64 bits; got"):
+        make(seed)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="confidence.py resolve: `in MEASURES` needs something hashable"
-)
+@pytest.mark.parametrize("seed", [0, -1, 2**64 - 1, -(2**63)], ids=str)
+def test_every_seed_that_torch_takes_is_taken(seed):
+    ready(seed=seed, traversal="boltzmann", mc_passes=2)(tiny_images(1))
+
+
 def test_a_confidence_that_cannot_be_hashed_is_refused():
     with pytest.raises(ht.OptionError, match="confidence must be one of"):
         ready(confidence=["energy"])
@@ -338,7 +382,8 @@ def test_a_confidence_that_cannot_be_hashed_is_refused():
 def test_a_curvature_of_fewer_than_three_samples_is_refused(samples):
     message = f"samples must be at least 3 for group confidence, which is a curvature; got {samples}"
     with pytest.raises(ht.OptionError, match=message):
-        ready(samples=samples)(tiny_images(1))
+        ready(samples=samples)
+    ready(samples=samples, levels=[ht.reflection()])(tiny_images(1))
     with pytest.raises(ht.OptionError, match=message):
         curvature_operator(ht.rotation(), samples)
 
@@ -440,17 +485,20 @@ def test_answers_that_are_no_logits_are_refused_and_the_model_is_unharmed(form, 
     assert fingerprint(model) == before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="evidence.py _as_logits lets (V, 0) and infinite logits through; raw errors follow, or inf"
-)
 @pytest.mark.parametrize(
     "form",
     [lambda logits: logits[:, :0], lambda logits: logits - math.inf, lambda logits: logits + math.inf],
     ids=["no class", "minus infinity everywhere", "plus infinity"],
 )
 def test_answers_without_any_information_are_refused(form):
-    with pytest.raises(ht.ModelError):
+    with pytest.raises(ht.ModelError, match=r"\(2, Y\); got .*\(2, 0\)|model returned infinite logits"):
         ht.ITS(Answering(form), [ht.rotation(), ht.scale()], samples=5, confidence="energy")(images)
+
+
+def test_a_confidence_that_returns_nonsense_is_told_so_on_a_lattice_too():
+    robust = ready(search="joint", budget=6, confidence=lambda evidence, orbit: evidence.logits)
+    with pytest.raises(ht.OptionError, match=r"confidence must return a tensor \(B, K, N\) = \(2, 1, 6\)"):
+        robust(tiny_images(2))
 
 
 def test_a_class_ruled_out_by_minus_infinity_is_fine():

@@ -410,7 +410,6 @@ def test_decomposition_finds_the_parts_a_matrix_was_made_from(turn, mirrored, si
     )
 
 
-@pytest.mark.xfail(strict=True, reason="groups.py decompose: atan2(flip * c, …) sees −0.0 for an upside-down flip: −π")
 def test_half_a_turn_is_plus_pi_whatever_the_sign_of_zero():
     """`Decomposition.rotation` is documented to lie in (−π, π]."""
     parts = ht.decompose(ht.reflection().matrix(torch.arange(4.0)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from headtilt.calibrate import HeadRecipe
 from headtilt.data import load as load_data
 from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import Mode, TestSet, draw, perturb_dataset, pose_errors, schedule
-from headtilt.errors import OptionError, at_least
+from headtilt.errors import DataError, OptionError, at_least
+from headtilt.evidence import Predictor
 from headtilt.experiments.methods import METHODS, Predict, Setting, build
 from headtilt.experiments.retrain import retrained
+from headtilt.fit import HELD_OUT_IMAGES
 from headtilt.gate import Promise
+from headtilt.groups import rotation
 from headtilt.models import zoo
 from headtilt.warp import Padding
 
@@ -35,6 +39,35 @@ FIELDS = (
 )
 
 
+Progress = Callable[[str, int, int], None]
+
+
+class Steps:
+    """Batches done so far, told to whoever listens.
+
+    Args:
+        progress: Called with (what is being measured, steps done, steps in all); None tells nobody.
+        total: Steps in all.
+    """
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done, self.what = progress, total, 0, ""
+
+    def begin(self, what: str) -> None:
+        """Say what is being measured from now on."""
+        self.what = what
+        self._tell()
+
+    def advance(self) -> None:
+        """Count one more batch."""
+        self.done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress(self.what, self.done, self.total)
+
+
 @dataclass(frozen=True)
 class Network:
     """A classifier under test.
@@ -44,12 +77,28 @@ class Network:
         name: What the report calls it.
         crop: Side of the square it sees, where the images are larger; None for the whole image.
         padding: How its views should be padded.
+        outputs: Which of its outputs stands for each class of the data; None where they are in the same order.
     """
 
     model: nn.Module
     name: str
     crop: int | None = None
     padding: Padding = "zeros"
+    outputs: tuple[int, ...] | None = None
+
+    def relabelled(self, data: Dataset) -> Dataset:
+        """Return the data with its classes numbered as the network numbers its outputs."""
+        if self.outputs is None:
+            return data
+        names = dict(zip(self.outputs, data.classes, strict=True))
+        classes = tuple(names.get(output, "") for output in range(max(self.outputs) + 1))
+        return replace(data, labels=torch.tensor(self.outputs)[data.labels], classes=classes)
+
+    def check(self, image: Tensor, classes: Sequence[str]) -> None:
+        """Raise `DataError` where the network has fewer outputs for an image (1, C, H, W) than the data has classes."""
+        outputs = Predictor(self.model)(image).logits.shape[1]
+        if outputs < len(classes):
+            raise DataError(f"{self.name} has {outputs} outputs, too few for the {len(classes)} classes of the data.")
 
 
 @dataclass(frozen=True)
@@ -73,6 +122,8 @@ class Evaluation:
         device: Where to run.
         folders: Where to look for data.
         batch: Images per call of a method.
+        size: Side to which images of a folder are resized before they are perturbed; None takes them as they are.
+        angles: Degrees at which to measure accuracy with all images turned alike.
     """
 
     dataset: str
@@ -91,6 +142,8 @@ class Evaluation:
     device: str = "cpu"
     folders: list[Path] | None = None
     batch: int = 500
+    size: int | None = None
+    angles: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         at_least("networks", self.networks, 1)
@@ -99,26 +152,31 @@ class Evaluation:
                 raise OptionError(f"method must be one of {', '.join(METHODS)}; got {name!r}.")
         schedule(self.perturb)
 
-    def run(self, progress: Callable[[str, int, int], None] | None = None) -> dict[str, Any]:
+    def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """Return the report: mean and spread over networks for every method.
 
         Args:
             progress: Called with (what is being measured, steps done, steps in all).
         """
-        data = load_data(self.dataset, self.split, folders=self.folders, limit=self.limit)  # type: ignore[arg-type]
+        data = self._load(self.split, self.limit)
         transforms = draw(self.perturb, len(data), seed=self.seed, mode=self.mode)
-        networks = self.models or tuple(self._zoo(seed) for seed in range(self.networks))
+        networks = self.models or tuple(self._zoo(seed, progress) for seed in range(self.networks))
+        each = 2 * -(-len(data) // self.batch) + len(self.angles)
+        steps = Steps(progress, len(networks) * len(self.methods) * each)
         rows: dict[str, list[dict[str, float | None]]] = {name: [] for name in self.methods}
-        total = len(networks) * len(self.methods)
+        curves: dict[str, list[list[float]]] = {name: [] for name in self.methods}
+        fit_data = cache(lambda: self._load("fit", self.fit_images))
         for number, network in enumerate(networks):
-            upright = perturb_dataset(data, torch.eye(3).expand(len(data), 3, 3), crop=network.crop)
-            tilted = perturb_dataset(data, transforms, crop=network.crop)
-            setting = self._setting(network, number)
-            for place, name in enumerate(self.methods):
-                if progress is not None:
-                    progress(f"{network.name}: {name}", number * len(self.methods) + place, total)
+            own = network.relabelled(data)
+            upright = perturb_dataset(own, torch.eye(3).expand(len(data), 3, 3), crop=network.crop)
+            tilted = perturb_dataset(own, transforms, crop=network.crop)
+            network.check(tilted.images[:1].to(self.device), own.classes)
+            setting = self._setting(network, number, fit_data)
+            for name in self.methods:
+                steps.begin(f"{network.name}: {name}")
                 predict = build(name, setting)
-                rows[name].append(self._measure(predict, tilted, upright))
+                rows[name].append(self._measure(predict, tilted, upright, steps))
+                curves[name].append(curve(predict, own, self.angles, self.device, network.crop, steps))
         return {
             "dataset": self.dataset,
             "perturb": self.perturb,
@@ -127,23 +185,33 @@ class Evaluation:
             "networks": len(networks),
             "split": self.split,
             "mode": self.mode,
+            **({"models": [network.name for network in self.models]} if self.models else {}),
             "methods": {name: summarise(found) for name, found in rows.items()},
             "per_network": rows,
+            **({"angles": list(self.angles), "accuracy_at_angle": curves} if self.angles else {}),
         }
 
-    def _zoo(self, seed: int) -> Network:
-        spec = f"{self.dataset}:{seed}"
-        return Network(zoo.load(spec, device=self.device, folders=self.folders), spec)
+    def _load(self, split: str, limit: int | None) -> Dataset:
+        return load_data(self.dataset, split, folders=self.folders, limit=limit, size=self.size)  # type: ignore[arg-type]
 
-    def _setting(self, network: Network, number: int) -> Setting:
-        def fit_images() -> Tensor:
-            data = load_data(self.dataset, "fit", folders=self.folders, limit=self.fit_images)
-            return data.floats()
+    def _zoo(self, seed: int, progress: Progress | None) -> Network:
+        spec = f"{self.dataset}:{seed}"
+
+        def told(done: int, total: int, loss: float) -> None:  # noqa: ARG001
+            if progress is not None:
+                progress(f"training {spec}", done, total)
+
+        return Network(zoo.load(spec, device=self.device, folders=self.folders, progress=told), spec)
+
+    def _setting(self, network: Network, number: int, fit_data: Callable[[], Dataset]) -> Setting:
+        def held_out() -> Tensor:
+            return self._load("validation", HELD_OUT_IMAGES).floats()
 
         return Setting(
             model=network.model,
             levels=schedule(self.perturb).searched,
-            fit_images=fit_images,
+            fit_images=lambda: fit_data().floats(),
+            held_out=held_out if self.dataset in zoo.SHAPES and self.split == "test" else None,
             padding=network.padding,
             crop=network.crop,
             mc_passes=self.mc_passes,
@@ -155,9 +223,10 @@ class Evaluation:
             else lambda name: retrained(name, self.dataset, number, self.device, self.folders),
         )
 
-    def _measure(self, predict: Predict, tilted: TestSet, upright: TestSet) -> dict[str, float | None]:
-        right, poses, views, seconds = self._walk(predict, tilted)
-        straight, _, upright_views, _ = self._walk(predict, upright)
+    def _measure(self, predict: Predict, tilted: TestSet, upright: TestSet, steps: Steps) -> dict[str, float | None]:
+        predict(tilted.images[:1].to(self.device))  # the first call sets things up, which is not to be timed
+        right, poses, views, seconds = self._walk(predict, tilted, steps)
+        straight, _, upright_views, _ = self._walk(predict, upright, steps)
         errors: dict[str, float | None] = {"angle_error_deg": None, "frobenius": None, "frobenius_batch128": None}
         if poses is not None:
             errors = pose_errors(poses, tilted.transforms)
@@ -170,7 +239,7 @@ class Evaluation:
             "images_per_second": len(tilted) / seconds,
         }
 
-    def _walk(self, predict: Predict, test: TestSet) -> tuple[int, Tensor | None, float, float]:
+    def _walk(self, predict: Predict, test: TestSet, steps: Steps) -> tuple[int, Tensor | None, float, float]:
         """Return right answers, estimated transforms, mean views and seconds over a test set."""
         right, views, poses = 0, 0.0, []
         start = time.perf_counter()
@@ -180,6 +249,7 @@ class Evaluation:
             views += answer.views * len(rows)
             if answer.perturbation is not None:
                 poses.append(answer.perturbation.cpu())
+            steps.advance()
         seconds = time.perf_counter() - start
         return right, torch.cat(poses) if poses else None, views / len(test), seconds
 
@@ -197,11 +267,14 @@ def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None
 
 
 def curve(
-    predict: Predict, data: Dataset, angles: Sequence[float], device: str, crop: int | None = None
+    predict: Predict,
+    data: Dataset,
+    angles: Sequence[float],
+    device: str,
+    crop: int | None = None,
+    steps: Steps | None = None,
 ) -> list[float]:
     """Return the accuracy in percent with all images turned by each angle in degrees."""
-    from headtilt.groups import rotation
-
     accuracies = []
     for angle in angles:
         turn = rotation().matrix(torch.tensor(angle).deg2rad()).expand(len(data), 3, 3)
@@ -210,4 +283,6 @@ def curve(
         for rows in torch.arange(len(test)).split(500):
             right += int((predict(test.images[rows].to(device)).labels.cpu() == test.labels[rows]).sum())
         accuracies.append(100 * right / len(test))
+        if steps is not None:
+            steps.advance()
     return accuracies

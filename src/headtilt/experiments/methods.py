@@ -46,6 +46,7 @@ class Setting:
         model: The trained classifier, in eval mode.
         levels: The groups to search.
         fit_images: Returns unlabelled upright images (n, C, H, W) in [0, 1], or raises where there are none.
+        held_out: Returns other such images, unseen in training, for early stopping and gates, if there are any.
         padding: How views are padded.
         crop: Side of the square that the model sees, where fit images are larger.
         mc_passes: Monte-Carlo passes of the paper's methods.
@@ -59,6 +60,7 @@ class Setting:
     model: nn.Module
     levels: tuple[Group, ...]
     fit_images: Callable[[], Tensor]
+    held_out: Callable[[], Tensor] | None = None
     padding: Padding = "zeros"
     crop: int | None = None
     mc_passes: int = 10
@@ -123,6 +125,7 @@ def fitted(setting: Setting, method: Any, options: dict[str, Any], *, gate: bool
 def _fit(setting: Setting, robust: ITS, method: Any, *, gate: bool) -> ITS:
     return robust.fit(
         setting.fit_images(),
+        held_out=None if setting.held_out is None else setting.held_out(),
         method=method,
         promise=setting.promise if gate else None,
         recipe=setting.recipe,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headtilt.errors import OptionError, at_least
 from headtilt.models.cnn import LargeCNN, SmallCNN
-from headtilt.models.weights import load_tensors, save_tensors
+from headtilt.weights import load_tensors, save_tensors
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 Progress = Callable[[int, int, float], None]
@@ -96,7 +96,7 @@ def train(
                 loss.backward()
                 optimiser.step()
                 if progress is not None and (step % 20 == 19 or step == steps - 1):
-                    progress(epoch * steps + step + 1, recipe.epochs * steps, float(loss))
+                    progress(epoch * steps + step + 1, recipe.epochs * steps, float(loss.detach()))
         if checkpoint is not None:
             _save(checkpoint, model, optimiser, epoch + 1)
     if checkpoint is not None:

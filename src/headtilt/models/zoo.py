@@ -13,7 +13,7 @@ from headtilt.data import load as load_data
 from headtilt.data.fetch import cache_folder
 from headtilt.errors import OptionError
 from headtilt.models.train import RECIPES, Augment, Progress, Recipe, make_network, train
-from headtilt.models.weights import load_tensors, save_tensors
+from headtilt.weights import load_tensors, save_tensors
 
 PACKAGED = Path(__file__).parent / "packaged"
 

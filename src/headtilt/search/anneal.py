@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from headtilt.confidence import Confidence, resolve
-from headtilt.errors import OptionError, at_least, positive
+from headtilt.errors import OptionError, at_least, checked_seed, positive
 from headtilt.evidence import Evaluate, Evidence
 from headtilt.groups import Group, Reflection, check_levels
 from headtilt.result import Found
@@ -39,11 +39,12 @@ class Anneal:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least("budget", self.budget, 3)
-        at_least("hypotheses", self.hypotheses, 1)
+        for name, least in (("budget", 3), ("hypotheses", 1)):
+            object.__setattr__(self, name, at_least(name, getattr(self, name), least))
         check_levels(self.levels, 1)
         object.__setattr__(self, "levels", tuple(self.levels))
         check_pointwise(self.confidence)
+        object.__setattr__(self, "seed", checked_seed(self.seed))
         for name in ("hot", "cold", "reach"):
             positive(name, getattr(self, name))
         if self.cold > self.hot:

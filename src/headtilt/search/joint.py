@@ -18,7 +18,7 @@ from headtilt.errors import OptionError, at_least
 from headtilt.evidence import Evaluate, Evidence, concatenate
 from headtilt.groups import Group, Reflection, check_levels
 from headtilt.result import Beam, Found, LatticeTrace, near_identity
-from headtilt.search.tree import select
+from headtilt.search.tree import judged, select
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ class Joint:
     rounds: int = 0
 
     def __post_init__(self) -> None:
-        at_least("budget", self.budget, 1)
-        at_least("hypotheses", self.hypotheses, 1)
-        at_least("rounds", self.rounds, 0)
+        for name, least in (("budget", 1), ("hypotheses", 1), ("rounds", 0)):
+            object.__setattr__(self, name, at_least(name, getattr(self, name), least))
         check_levels(self.levels, 1)
         object.__setattr__(self, "levels", tuple(self.levels))
         check_pointwise(self.confidence)
@@ -178,6 +177,8 @@ def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root:
     if root is not None:
         wanted[count // 2] = False
     fresh = poses[:, wanted]
+    if root is not None and not fresh.shape[1]:
+        return Seen(coordinates, poses, root.reshape(batch, 1))
     index = torch.arange(batch, device=poses.device).repeat_interleave(fresh.shape[1])
     found = evaluate(index, fresh.reshape(-1, 3, 3)).reshape(batch, -1)
     if root is not None:
@@ -200,7 +201,8 @@ def join(first: Seen, second: Seen) -> Seen:
 def judge(measure: Confidence, seen: Seen) -> Tensor:
     """Return the confidence (B, V) of each view under a pointwise measure."""
     batch, views = seen.coordinates.shape[:2]
-    return measure(seen.evidence.reshape(batch, 1, views), Orbit(Reflection(), views))[:, 0]
+    active = torch.ones(batch, 1, dtype=torch.bool, device=seen.poses.device)
+    return judged(measure, seen.evidence.reshape(batch, 1, views), Orbit(Reflection(), views), active)[:, 0]
 
 
 def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int) -> Found:

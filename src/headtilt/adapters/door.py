@@ -1,0 +1,142 @@
+"""One door to classifiers by name: ``hf:NAME``, ``zoo:NAME:SEED``, ``python:MODULE:FUNCTION``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from headtilt.adapters import Adapted, hf
+from headtilt.errors import DataError, HeadtiltError, ModelError, OptionError, at_least
+from headtilt.models import zoo
+
+DEFAULT_SIZE = 32
+
+
+def load(spec: str, *, device: str = "cpu", size: int | None = None) -> Adapted:
+    """Return the classifier of a spec, in eval mode.
+
+    - ``hf:NAME`` is a `transformers` checkpoint: a folder, or a name on the hub.
+    - ``zoo:NAME`` or ``zoo:NAME:SEED`` is one of the paper's networks on digits, mnist, fashion-mnist or gtsrb.
+    - ``python:MODULE:FUNCTION`` is one's own. The module may lie in the current folder; the function takes no
+      arguments and returns an `Adapted`, which says everything, or an `nn.Module` from raw pixels (B, C, H, W) in
+      [0, 1] to logits (B, Y). Such a module may have the attributes ``input_size`` (the side of the square it sees,
+      32 otherwise), ``padding`` (of views, zeros otherwise) and ``labels`` (the names of its outputs, in order).
+
+    Args:
+        spec: What to load.
+        device: Where it should live.
+        size: Side of the square that the model sees, in place of its own.
+    """
+    scheme, _, rest = spec.partition(":")
+    if scheme not in SCHEMES or not rest:
+        known = ", ".join(f"{name}:{form}" for name, (form, _) in SCHEMES.items())
+        raise OptionError(f"model must be one of {known}; got {spec!r}.")
+    adapted = SCHEMES[scheme][1](rest, device)
+    if size is not None:
+        at_least("size", size, 1)
+        adapted = replace(adapted, size=size, resize=max(size, adapted.resize))
+    return adapted
+
+
+def outputs_for(adapted: Adapted, classes: Sequence[str]) -> tuple[int, ...] | None:
+    """Return which output of the model stands for each class of the data; None where both are in the same order.
+
+    Classes are matched by name where all of them are names of outputs, and by position where there are as many.
+    """
+    if adapted.labels is None or tuple(classes) == adapted.labels:
+        return None
+    places: dict[str, int] = {}
+    for index, label in enumerate(adapted.labels):
+        for name in (label, *label.split(",")):
+            places.setdefault(name.strip().lower(), index)
+    found = [places.get(name.strip().lower()) for name in classes]
+    matched = tuple(index for index in found if index is not None)
+    if len(matched) == len(classes):
+        return matched
+    if len(classes) == len(adapted.labels):
+        return None
+    missing = next(name for name, index in zip(classes, found, strict=True) if index is None)
+    raise DataError(
+        f"the data has {len(classes)} classes and {adapted.name} has {len(adapted.labels)}, and class {missing!r} is "
+        "none of them. Name the class folders as the model names its classes."
+    )
+
+
+def _from_hub(name: str, device: str) -> Adapted:
+    return hf.load(name, device=device)
+
+
+def _from_zoo(spec: str, device: str) -> Adapted:
+    name, _ = zoo.parse(spec)
+    side = zoo.SHAPES[name].size
+    return Adapted(zoo.load(spec, device=device), None, side, side, "zeros", spec)
+
+
+def _from_python(rest: str, device: str) -> Adapted:
+    module_name, _, function_name = rest.rpartition(":")
+    if not module_name or not function_name:
+        raise OptionError(f"a model of one's own is python:MODULE:FUNCTION; got 'python:{rest}'.")
+    with _current_folder_importable():
+        made = _call(_function(module_name, function_name), rest)
+    if isinstance(made, Adapted):
+        return replace(made, model=made.model.to(device).eval())
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"{rest} must return an nn.Module or an Adapted; got {type(made).__name__}.")
+    side = at_least("input_size", getattr(made, "input_size", DEFAULT_SIZE), 1)
+    labels = getattr(made, "labels", None)
+    return Adapted(
+        model=made.to(device).eval(),
+        labels=None if labels is None else tuple(map(str, labels)),
+        size=side,
+        resize=side,
+        padding=getattr(made, "padding", "zeros"),
+        name=rest,
+    )
+
+
+def _function(module_name: str, function_name: str) -> Callable[[], object]:
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise OptionError(f"{module_name} could not be imported from here: {error}.") from error
+    except Exception as error:
+        raise ModelError(f"{module_name} raised {type(error).__name__} when it was imported: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise OptionError(f"{module_name} has no function {function_name!r}.")
+    made: Callable[[], object] = function
+    return made
+
+
+def _call(function: Callable[[], object], name: str) -> object:
+    try:
+        return function()
+    except HeadtiltError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    """Let modules of the current folder be imported, also by the function while it runs."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+
+
+SCHEMES: dict[str, tuple[str, Callable[[str, str], Adapted]]] = {
+    "hf": ("NAME", _from_hub),
+    "zoo": ("NAME[:SEED]", _from_zoo),
+    "python": ("MODULE:FUNCTION", _from_python),
+}

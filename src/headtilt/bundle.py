@@ -1,0 +1,192 @@
+"""Bundles: a fitted wrapper on disk as JSON and safetensors, without its model; nothing in them is ever executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtilt.calibrate import Balance, Neighbours, OrbitHead, Prototypes
+from headtilt.errors import DataError, HeadtiltError, OptionError
+from headtilt.gate import Detector, Gate
+from headtilt.groups import Group, OneParameterGroup, Reflection
+from headtilt.weights import load_tensors, save_tensors
+
+FORMAT = 1
+CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
+
+
+def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[str, Any]) -> None:
+    """Write a bundle.
+
+    Args:
+        folder: Made if it is missing. Tensors are written first, and the JSON that vouches for them last, each whole or
+            not at all: a save that is interrupted leaves the old bundle or one that `read` refuses.
+        options: Keyword arguments of the wrapper, with calibrator and gate among them.
+        report: What the fit reported.
+    """
+    path = Path(folder)
+    options = dict(options)
+    calibrator, gate = options.pop("calibrator"), options.pop("gate")
+    config = {
+        "format": FORMAT,
+        "options": {name: _plain(name, value) for name, value in options.items()},
+        "calibrator": _describe_calibrator(calibrator),
+        "gate": None if gate is None else _describe_gate(gate),
+        "report": report,
+    }
+    tensors = _tensors("calibrator", calibrator) | _tensors("gate", gate)
+    path.mkdir(parents=True, exist_ok=True)
+    save_tensors(path / TENSORS, tensors)
+    config["sha256"] = _digest(path / TENSORS)
+    temporary = path / f".{CONFIG}.{os.getpid()}.tmp"
+    try:
+        temporary.write_text(json.dumps(config, indent=1) + "\n")
+        os.replace(temporary, path / CONFIG)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the wrapper's keyword arguments and the report of a bundle."""
+    path = Path(folder)
+    try:
+        config = json.loads((path / CONFIG).read_text())
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is no bundle: it has no {CONFIG}. Write one with robust.save(folder).") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path / CONFIG} cannot be read: {error}.") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise DataError(f"{path} has bundle format {found!r}; this version reads {FORMAT}. Fit and save it again.")
+    if not (path / TENSORS).is_file() or _digest(path / TENSORS) != config.get("sha256"):
+        raise DataError(f"{path / TENSORS} is missing or not the file that {CONFIG} describes. Save the bundle again.")
+    tensors, _ = load_tensors(path / TENSORS)
+    try:
+        options = {name: _rebuild(name, value) for name, value in config["options"].items()}
+        options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
+        options["gate"] = None if config["gate"] is None else _gate(config["gate"], _under("gate", tensors))
+        return options, dict(config["report"])
+    except HeadtiltError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise DataError(f"{path} is not a bundle that this version understands: {error!r}. Save it again.") from error
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return an option as JSON can hold it."""
+    if name == "levels":
+        return [None if isinstance(group, Reflection) else asdict(group) for group in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if callable(value):
+        raise OptionError(
+            f"{name} is a function of your own, which a bundle cannot hold. Pass it to ITS again instead."
+        )
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _rebuild(name: str, value: Any) -> Any:
+    if name == "levels":
+        return [_group(group) for group in value]
+    if name == "autocast" and value is not None:
+        dtype = getattr(torch, str(value), None)
+        if not isinstance(dtype, torch.dtype):
+            raise DataError(f"autocast must name a dtype; the bundle says {value!r}.")
+        return dtype
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _group(stored: dict[str, Any] | None) -> Group:
+    if stored is None:
+        return Reflection()
+    names = {item.name for item in fields(OneParameterGroup)}
+    algebra = tuple(tuple(float(entry) for entry in row) for row in stored["algebra"])
+    if set(stored) != names or [len(row) for row in algebra] != [3, 3, 3]:
+        raise DataError(f"a level must have {sorted(names)} and a 3×3 algebra; the bundle has {sorted(stored)}.")
+    return OneParameterGroup(**{**stored, "algebra": algebra})
+
+
+def _describe_calibrator(calibrator: Any) -> dict[str, Any] | None:
+    if calibrator is None:
+        return None
+    if calibrator == "batch":
+        return {"kind": "batch"}
+    if isinstance(calibrator, Balance):
+        return {"kind": "balance"}
+    if isinstance(calibrator, OrbitHead):
+        last = calibrator.network[-1]
+        return {"kind": "head", "source": calibrator.source, "hidden": last.in_features, "outputs": last.out_features}
+    if isinstance(calibrator, Prototypes):
+        return {"kind": "prototypes"}
+    if isinstance(calibrator, Neighbours):
+        return {"kind": "neighbours", "nearest": calibrator.nearest, "scale": calibrator.scale}
+    raise OptionError("calibrator is of your own making, which a bundle cannot hold. Pass it to ITS again instead.")
+
+
+def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> Any:
+    if stored is None:
+        return None
+    kind = stored["kind"]
+    if kind == "batch":
+        return "batch"
+    if kind == "balance":
+        return Balance(tensors["bias"])
+    if kind == "prototypes":
+        return Prototypes(tensors["means"], tensors["scale"])
+    if kind == "neighbours":
+        return Neighbours(tensors["bank"], int(stored["nearest"]), float(stored["scale"]))
+    if kind != "head":
+        raise DataError(f"the bundle has a calibrator of kind {kind!r}, which this version does not know.")
+    bias, per_class = tensors["bias"], int(stored["outputs"]) > 1
+    if per_class and int(stored["outputs"]) != len(bias):
+        raise DataError(f"the head has {stored['outputs']} outputs for {len(bias)} classes.")
+    head = OrbitHead(
+        bias,
+        tensors["mean"],
+        tensors["deviation"],
+        source=str(stored["source"]),
+        hidden=int(stored["hidden"]),
+        per_class=per_class,
+    )
+    head.load_state_dict(tensors)
+    return head.eval().requires_grad_(False)
+
+
+def _describe_gate(gate: Gate) -> dict[str, Any]:
+    # As words, since JSON has no infinity.
+    return {
+        "margin": repr(gate.margin),
+        "exit_at": None if gate.exit_at is None else repr(gate.exit_at),
+        "hidden": None if gate.detector is None else gate.detector.network[0].out_features,
+    }
+
+
+def _gate(stored: dict[str, Any], tensors: dict[str, Tensor]) -> Gate:
+    detector = None
+    if stored["hidden"] is not None:
+        detector = Detector(tensors["detector.mean"], tensors["detector.deviation"], int(stored["hidden"]))
+        detector.eval().requires_grad_(False)
+    exit_at = None if stored["exit_at"] is None else float(stored["exit_at"])
+    gate = Gate(float(stored["margin"]), tensors["weights"], exit_at, detector)
+    gate.load_state_dict(tensors)
+    return gate
+
+
+def _tensors(name: str, module: Any) -> dict[str, Tensor]:
+    state = module.state_dict() if isinstance(module, nn.Module) else {}
+    return {f"{name}.{key}": value for key, value in state.items()}
+
+
+def _under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,286 @@
+"""The command line: ``headtilt demo``, ``evaluate``, ``train``, ``doctor``; needs the extra ``headtilt[cli]``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from typer.core import TyperGroup
+
+import headtilt
+from headtilt.errors import HeadtiltError
+
+if TYPE_CHECKING:
+    from headtilt.experiments.evaluate import Evaluation
+
+Tell = Callable[[str, int, int], None]
+METHODS = "vanilla,tta-mean,tta-max,energy,paper3,balanced,head-features+gate"
+RECIPE = 256, 24  # width of a head and most rounds, as `HeadRecipe` has them
+
+
+class Guarded(TyperGroup):
+    """Commands whose errors are one line: ``error: …`` and exit code 2; 130 after Ctrl-C."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; with --debug errors come with their traceback."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(130) from error
+        except BrokenPipeError:
+            raise
+        except (HeadtiltError, OSError) as error:
+            if ctx.params.get("debug") or os.environ.get("HEADTILT_DEBUG", "") not in ("", "0"):
+                raise
+            said = " ".join(str(error).split())
+            Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error: {escape(said)}[/red]")
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=Guarded,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="[dim]$[/dim] headtilt demo\n\n[dim]$[/dim] headtilt evaluate digits --networks 2",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(headtilt.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (also: HEADTILT_DEBUG=1).")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Make any trained image classifier robust to rotation, scale and shear at inference, without retraining."""
+
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …; auto is the GPU where there is one.")]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option("--data", metavar="FOLDER", help="Where to look for data, once or more; else HEADTILT_DATA."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seeds tilts and everything that is fitted.")]
+Limit = Annotated[int, typer.Option(min=0, help="Most test images, chosen at random but always the same; 0 for all.")]
+
+
+@app.command(epilog="[dim]$[/dim] headtilt demo --out pictures\n\n[dim]$[/dim] headtilt demo --quick")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and the numbers.")] = Path("demo-output"),
+    device: Device = "auto",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One network and fewer images: a quarter of the time.")
+    ] = False,
+) -> None:
+    """Tilt a classifier's head: seven methods on tilted digits, a table and four pictures, in under a minute.
+
+    Everything comes with the package and scikit-learn: no data folder, no download, no network.
+    """
+    from headtilt.experiments.demo import FULL, QUICK, run
+    from headtilt.experiments.report import calm_threads, metadata, resolve_device
+
+    calm_threads()
+    run(
+        out,
+        QUICK if quick else FULL,
+        device=resolve_device(device),
+        console=Console(highlight=False),
+        progress=_progress,
+        about=metadata(_command()),
+    )
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt evaluate mnist --method vanilla,tta-max,energy,paper3,head-features+gate --json\n\n"
+    "[dim]$[/dim] headtilt evaluate imagenet-mini --model hf:FOLDER --perturb rotation --method vanilla,balanced\n\n"
+    "[dim]$[/dim] headtilt evaluate ./images --model python:mymodule:make_model --size 64\n\n"
+    "[bold]A model of your own[/bold]\n\n"
+    "python:mymodule:make_model calls make_model() of mymodule.py, in the current folder or installed. It takes no "
+    "arguments and returns an nn.Module from raw pixels (B, C, H, W) in 0 … 1 to logits. ./images holds a folder of "
+    "images for each class (or fit/ and test/ with such folders): the model's outputs are the sorted folder names, "
+    "unless the module has the attribute labels. Attributes input_size and padding say what it sees; --size wins."
+)
+def evaluate(
+    dataset: Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist, gtsrb, imagenet-mini, or a folder.")],
+    method: Annotated[str, typer.Option(help="Names, separated by commas; a wrong one lists them all.")] = METHODS,
+    perturb: Annotated[
+        str, typer.Option(help="affine, rotation, scale, shear, translation, rotation+scale.")
+    ] = "affine",
+    networks: Annotated[int, typer.Option(min=1, help="Networks of the zoo, each of another seed.")] = 5,
+    seed: Seed = 0,
+    limit: Limit = 2000,
+    model: Annotated[str | None, typer.Option(help="hf:NAME, zoo:NAME[:SEED] or python:MODULE:FUNCTION.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Side of the square that --model sees in a folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the numbers (JSON) and the plots.")] = None,
+    device: Device = "auto",
+    data: Data = None,
+    split: Annotated[str, typer.Option(help="test, or validation for choosing.")] = "test",
+    mode: Annotated[
+        str, typer.Option(help="A tilt for each image, one per run, or from a grid: each, run, grid.")
+    ] = "each",
+    fit_images: Annotated[int, typer.Option(min=8, help="Most unlabelled upright images to fit on.")] = 6000,
+    rounds: Annotated[int, typer.Option(min=1, help="Most rounds of training a head.")] = RECIPE[1],
+    hidden: Annotated[int, typer.Option(min=1, help="Width of a head.")] = RECIPE[0],
+    mc_passes: Annotated[int, typer.Option(min=1, help="Dropout passes of the paper's methods (the paper: 50).")] = 10,
+    promise: Annotated[float, typer.Option(help="Points of upright accuracy that a gate may cost.")] = 0.5,
+    batch: Annotated[int, typer.Option(min=1, help="Images per call of a method.")] = 500,
+    curve: Annotated[bool, typer.Option("--curve", help="Also measure accuracy at 24 angles.")] = False,
+) -> None:
+    """Compare methods on perturbed images: accuracy tilted and upright, pose errors, views, speed."""
+    from headtilt.calibrate import HeadRecipe
+    from headtilt.errors import one_of
+    from headtilt.experiments.evaluate import Evaluation
+    from headtilt.experiments.own import own
+    from headtilt.experiments.report import resolve_device
+
+    one_of("split", split, ("test", "validation"))
+    where = resolve_device(device)
+    evaluation = Evaluation(
+        dataset,
+        tuple(name.strip() for name in method.split(",") if name.strip()),
+        perturb,
+        networks,
+        seed=seed,
+        limit=limit or None,
+        split=split,
+        mode=mode,  # type: ignore[arg-type]
+        fit_images=fit_images,
+        mc_passes=mc_passes,
+        promise=promise,
+        recipe=HeadRecipe(rounds=rounds, hidden=hidden),
+        device=where,
+        folders=data,
+        batch=batch,
+        angles=tuple(-177.5 + 15 * step for step in range(24)) if curve else (),
+        **own(dataset, model, size=size, device=where, folders=data),
+    )
+    _evaluate(evaluation, as_json, out)
+
+
+def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
+    """Run an evaluation, write what is asked for, and print JSON or the table."""
+    from headtilt.experiments import report as reports
+    from headtilt.experiments.own import notes
+
+    if out is not None:
+        reports.need_matplotlib()
+    with _progress() as tell:
+        found = evaluation.run(tell)
+    found["notes"] = notes(evaluation)
+    if as_json:
+        sys.stdout.write(reports.to_json(found) + "\n")
+    else:
+        Console().print(reports.table(found))
+    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    for note in found["notes"]:
+        aside.print(f"[yellow]note:[/yellow] {escape(note)}")
+    if out is not None:
+        for path in reports.write(out, {**found, **reports.metadata(_command())}):
+            aside.print(f"[dim]wrote[/dim] {escape(str(path))}")
+
+
+@app.command(
+    epilog="[dim]$[/dim] headtilt train gtsrb --seed 3\n\n[dim]$[/dim] headtilt train digits --out mine.safetensors"
+)
+def train(
+    dataset: Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or gtsrb.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seeds weights, batches and dropout.")] = 0,
+    device: Device = "auto",
+    data: Data = None,
+    out: Annotated[Path | None, typer.Option(help="File for the weights (safetensors); else the cache folder.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images, other than the paper's.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Train again where there are weights already.")] = False,
+) -> None:
+    """Train the paper's network on upright images; interrupted, it goes on where it stopped."""
+    from headtilt.experiments.report import resolve_device
+    from headtilt.experiments.training import Training
+
+    training = Training(dataset, seed, resolve_device(device), data, out, epochs, force)
+    with _progress() as tell:
+        trained = training.run(lambda done, total, loss: tell(f"{dataset}:{seed}, loss {loss:.3f}", done, total))
+    console = Console(highlight=False, soft_wrap=True)
+    accuracy = f"[bold]{trained.accuracy:.2f} %[/bold] of {trained.count:,} validation images right"
+    console.print(f"{dataset}:{seed}  {accuracy}")
+    console.print(
+        f"weights: {escape(str(trained.path))}" + ("" if trained.fresh else "  [dim](were there already)[/dim]")
+    )
+
+
+@app.command()
+def doctor(data: Data = None) -> None:
+    """Say what is installed and found: packages, devices, data sets, trained networks."""
+    from headtilt.experiments import report
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    versions = report.metadata("")["versions"]
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
+    for extra, packages in report.extras().items():
+        found = [f"{name} {version or '[red]missing[/red]'}" for name, version in packages]
+        missing = any(version is None for _, version in packages)
+        table.add_row(
+            escape(f"[{extra}]"), ", ".join(found) + (f"  → pip install 'headtilt\\[{extra}]'" if missing else "")
+        )
+    for number, device in enumerate(report.devices()):
+        table.add_row("" if number else "devices", escape(device))
+    for number, (name, place) in enumerate(report.data_found(data).items()):
+        table.add_row(
+            "" if number else "data", f"{name}: " + ("[dim]not found[/dim]" if place is None else escape(place))
+        )
+    for kind, names in report.zoo_found().items():
+        table.add_row(f"{kind} networks", ", ".join(names) or "[dim]none[/dim]")
+    Console(highlight=False).print(table)
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """Yield what shows progress and the time left on stderr: a bar, or a line per stage where nobody watches."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = ""
+
+        def line(what: str, done: int, total: int) -> None:  # noqa: ARG001
+            nonlocal last
+            stage = what.partition(", loss")[0]
+            if stage != last:
+                last = stage
+                console.print(stage, highlight=False, markup=False, soft_wrap=True)
+
+        yield line
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    times = (TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn())
+    with Progress(*columns, *times, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            if bar.tasks[0].total != total:
+                bar.reset(task, total=total)
+            bar.update(task, completed=done, description=escape(what))
+
+        yield tell
+
+
+def _command() -> str:
+    return shlex.join(["headtilt", *sys.argv[1:]])

@@ -1,0 +1,35 @@
+"""The packaged digits network on a few digits; nothing is left on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from headtilt import fit as fitting
+from headtilt.data import Dataset, load
+from headtilt.gate import fit_detector
+from headtilt.models import zoo
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADTILT_CACHE", str(folder))
+        patch.setattr(fitting, "fit_detector", partial(fit_detector, steps=60))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def digits_net() -> nn.Module:
+    return zoo.load("digits:0")
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    """All test digits; no nines."""
+    return load("digits", "test")

@@ -1,0 +1,268 @@
+"""The ruler: every method runs, the same seed gives the same numbers, and the sums are right."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import headtilt as ht
+from headtilt.baselines.tta import tta
+from headtilt.calibrate import HeadRecipe
+from headtilt.data.perturb import draw, perturb_dataset
+from headtilt.evidence import Predictor
+from headtilt.experiments.evaluate import FIELDS, Evaluation, Network, curve, summarise
+from headtilt.experiments.methods import METHODS, Prediction, Setting, build, fitted
+from headtilt.gate import Promise
+from headtilt.models.train import RECIPES, Recipe, accuracy
+
+QUICK = HeadRecipe(rounds=2, steps=8, pool=128, hidden=32)
+SILENT = {"tta-mean", "augmented", "last-layer"}  # about how the image was transformed
+
+
+def evaluation(*methods: str, **options: Any) -> Evaluation:
+    options = {"perturb": "rotation", "limit": 40, "fit_images": 125, "mc_passes": 2, "recipe": QUICK, **options}
+    return Evaluation("digits", methods, **options)
+
+
+@pytest.fixture(scope="module")
+def report() -> Iterator[dict[str, Any]]:
+    """All methods on forty turned digits, with networks that were hardly retrained."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECIPES, "digits", Recipe("small", 1))
+        yield evaluation(*METHODS).run()
+
+
+# --- every method -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_reports_every_field(report, method):
+    found = report["methods"][method]
+    assert set(found) == {*FIELDS, "accuracy_std", "upright_accuracy_std"}
+    for name in ("accuracy", "upright_accuracy"):
+        assert 0 <= found[name] <= 100
+        assert found[name] * 40 / 100 == pytest.approx(round(found[name] * 40 / 100))
+        assert found[f"{name}_std"] == 0
+    assert found["views_per_image"] >= 1
+    assert found["upright_views_per_image"] >= 1
+    assert found["images_per_second"] > 0
+    assert report["per_network"][method] == [{name: found[name] for name in FIELDS}]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pose_errors_are_null_where_a_method_says_nothing_of_poses(report, method):
+    found = report["methods"][method]
+    assert (found["frobenius"] is None) == (method in SILENT)
+    assert (found["angle_error_deg"] is None) == (method in SILENT)
+    assert found["frobenius_batch128"] is None  # forty images fill no batch of 128
+
+
+def test_the_report_says_what_was_measured(report):
+    assert {key: report[key] for key in ("dataset", "perturb", "seed", "count", "networks", "split", "mode")} == {
+        "dataset": "digits",
+        "perturb": "rotation",
+        "seed": 0,
+        "count": 40,
+        "networks": 1,
+        "split": "test",
+        "mode": "each",
+    }
+
+
+def test_the_numbers_are_those_of_the_bare_model_and_of_test_time_augmentation(report, digits, digits_net):
+    from headtilt.data import load
+
+    data = load("digits", "test", limit=40)
+    test = perturb_dataset(data, draw("rotation", 40))
+    bare = report["methods"]["vanilla"]
+    assert bare["accuracy"] == pytest.approx(accuracy(digits_net, test.images, test.labels))
+    assert bare["upright_accuracy"] == pytest.approx(accuracy(digits_net, data.images, data.labels))
+    assert bare["views_per_image"] == 1
+    for merge in ("mean", "max"):
+        merged, _ = tta(Predictor(digits_net), test.images, merge)
+        right = float((merged.argmax(1) == test.labels).float().mean()) * 100
+        assert report["methods"][f"tta-{merge}"]["accuracy"] == pytest.approx(right)
+        assert report["methods"][f"tta-{merge}"]["views_per_image"] == 17
+
+
+def test_gates_cost_little_upright_and_fitted_searches_help_when_tilted(report):
+    methods = report["methods"]
+    assert methods["head-features"]["accuracy"] > methods["vanilla"]["accuracy"] + 20
+    assert methods["balanced"]["accuracy"] > methods["vanilla"]["accuracy"] + 20
+    for name in ("balanced", "head", "head-features", "accurate"):
+        assert methods[f"{name}+gate"]["upright_accuracy"] >= methods["vanilla"]["upright_accuracy"] - 5
+    assert methods["fast"]["views_per_image"] * 4 == methods["accurate"]["views_per_image"]
+
+
+# --- the ruler itself -------------------------------------------------------------------------------------------------
+
+
+def numbers(report: dict[str, Any]) -> dict[str, Any]:
+    """All that does not depend on the clock."""
+    return {
+        method: {name: value for name, value in found.items() if name != "images_per_second"}
+        for method, found in report["methods"].items()
+    }
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_others(report):
+    first = numbers(evaluation("joint", "balanced").run())
+    assert first == {name: numbers(report)[name] for name in ("joint", "balanced")}
+    assert numbers(evaluation("vanilla", seed=1).run())["vanilla"] != numbers(report)["vanilla"]
+
+
+def test_the_numbers_do_not_depend_on_the_batch(report):
+    for method, found in numbers(evaluation("paper3", "balanced+gate", batch=7).run()).items():
+        for name, value in found.items():
+            expected = report["methods"][method][name]
+            assert value is expected is None or value == pytest.approx(expected, rel=1e-4), (method, name)
+
+
+def test_several_networks_are_averaged():
+    found = evaluation("vanilla", "energy", networks=3, limit=60).run()
+    assert found["networks"] == 3
+    for method in ("vanilla", "energy"):
+        rows = [row["accuracy"] for row in found["per_network"][method]]
+        assert len(rows) == 3
+        assert len(set(rows)) > 1
+        assert found["methods"][method]["accuracy"] == pytest.approx(statistics.fmean(rows))
+        assert found["methods"][method]["accuracy_std"] == pytest.approx(statistics.pstdev(rows))
+
+
+def test_a_summary_holds_means_and_the_spread_of_accuracies():
+    empty = dict.fromkeys(FIELDS)
+    rows = [
+        {**empty, "accuracy": 50.0, "upright_accuracy": 90.0, "frobenius": 1.0, "views_per_image": 10.0},
+        {**empty, "accuracy": 70.0, "upright_accuracy": 90.0, "frobenius": 2.0, "views_per_image": 30.0},
+    ]
+    found = summarise(rows)
+    assert (found["accuracy"], found["accuracy_std"]) == (60, 10)
+    assert (found["upright_accuracy"], found["upright_accuracy_std"]) == (90, 0)
+    assert (found["frobenius"], found["views_per_image"]) == (1.5, 20)
+    assert found["angle_error_deg"] is None
+    assert summarise(rows[:1])["accuracy_std"] == 0
+
+
+def test_networks_of_ones_own_may_be_measured(report, digits_net):
+    own = Network(digits_net, "mine")
+    found = evaluation("vanilla", "energy", models=(own,)).run()
+    assert numbers(found) == {name: numbers(report)[name] for name in ("vanilla", "energy")}
+    with pytest.raises(ht.OptionError, match="augmented retrains a network of the zoo"):
+        evaluation("augmented", models=(own,)).run()
+
+
+def test_progress_reaches_its_end():
+    told = []
+    evaluation("vanilla", "energy").run(lambda *args: told.append(args))
+    assert {what for what, _, _ in told} >= {"digits:0: vanilla", "digits:0: energy"}
+    done = [(done, total) for what, done, total in told if what.startswith("digits:0")]
+    assert all(0 <= step <= total for step, total in done)
+    assert [step for step, _ in done] == sorted(step for step, _ in done)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("magic",)}, "method must be one of vanilla, .*; got 'magic'"),
+        ({"perturb": "wobble"}, "perturb must be one of"),
+        ({"networks": 0}, "networks must be a whole number of at least 1"),
+    ],
+    ids=str,
+)
+def test_evaluations_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(ht.OptionError, match=message):
+        Evaluation("digits", **{"methods": ("vanilla",), **options})
+
+
+@pytest.mark.parametrize("mode", ["run", "grid"])
+def test_other_modes_of_drawing_may_be_measured(report, mode):
+    found = evaluation("vanilla", mode=mode).run()
+    assert found["mode"] == mode
+    assert numbers(found)["vanilla"] != numbers(report)["vanilla"]
+
+
+def test_a_curve_has_the_accuracy_at_each_angle(digits, digits_net):
+    few = digits.subset(range(60))
+
+    def predict(images):
+        with torch.no_grad():
+            return Prediction(digits_net(images).argmax(1), None, 1)
+
+    found = curve(predict, few, [0.0, 90.0, 360.0], "cpu")
+    assert found[0] == pytest.approx(accuracy(digits_net, few.images, few.labels))
+    assert found[2] == pytest.approx(found[0])
+    assert found[1] < found[0] - 30
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def setting(digits_net) -> Setting:
+    from headtilt.data import load
+
+    images = load("digits", "fit", limit=110).floats()
+    return Setting(digits_net, (ht.rotation(),), lambda: images, recipe=QUICK, promise=Promise(2.0))
+
+
+def test_a_method_that_does_not_exist_is_refused(setting):
+    with pytest.raises(ht.OptionError, match=r"method must be one of vanilla, .*; got 'magic'"):
+        build("magic", setting)
+
+
+def test_methods_that_differ_in_search_or_gate_alone_share_one_calibrator(setting, monkeypatch):
+    fits = []
+    inner = ht.ITS.fit
+    monkeypatch.setattr(
+        ht.ITS, "fit", lambda self, *args, **more: fits.append(more["method"]) or inner(self, *args, **more)
+    )
+    for name in ("head-features", "fast", "fast+gate"):
+        build(name, setting)
+    assert fits == ["head", "keep"]
+
+
+def test_a_shared_calibrator_stays_without_a_gate(setting):
+    plain = fitted(setting, "balance", {"search": "joint", "budget": 12, "readout": "marginal"}, gate=False)
+    gated = fitted(setting, "balance", {"search": "joint", "budget": 12, "readout": "marginal"}, gate=True)
+    assert gated.calibrator is plain.calibrator
+    assert plain.gate is None
+    assert gated.gate is not None
+
+
+@pytest.mark.xfail(strict=True, reason="experiments/methods.py fitted: the key of `fits` leaves the read-out out")
+def test_a_balance_for_the_incumbent_is_not_taken_for_the_marginal(setting):
+    """The balance is fitted to the read-out; one of the other kind must not be shared."""
+    biases = [
+        fitted(setting, "balance", {"search": "joint", "budget": 12, "readout": readout}, gate=False).calibrator.bias
+        for readout in ("marginal", "incumbent")
+    ]
+    assert not torch.equal(*biases)
+
+
+# --- test-time augmentation -------------------------------------------------------------------------------------------
+
+
+def test_augmentation_merges_the_probabilities_of_the_views(digits_net, digits):
+    images = digits.floats(range(6))
+    orbit = ht.rotation().orbit(5).float()
+    with torch.no_grad():
+        views = torch.stack([digits_net(ht.warp(images, pose.expand(6, 3, 3))).softmax(1) for pose in orbit], dim=1)
+    mean, _ = tta(Predictor(digits_net), images, samples=5)
+    largest, undone = tta(Predictor(digits_net), images, "max", samples=5)
+    assert_close(mean, views.mean(1), rtol=1e-4, atol=1e-5)
+    assert_close(largest, views.amax(1), rtol=1e-4, atol=1e-5)
+    best = views.amax(2).argmax(1)
+    assert_close(undone @ orbit[best], torch.eye(3).expand(6, 3, 3), rtol=0, atol=1e-5)
+
+
+def test_augmentation_may_use_another_group(digits_net, digits):
+    merged, undone = tta(Predictor(digits_net), digits.floats(range(4)), "max", group=ht.scale(), samples=3)
+    assert merged.shape == (4, 9)
+    assert bool((undone[:, 0, 1] == 0).all())
+    with pytest.raises(ht.OptionError, match="merge must be one of 'mean', 'max'; got 'median'"):
+        tta(Predictor(digits_net), digits.floats(range(4)), "median")

@@ -1,0 +1,447 @@
+"""Fitting needs upright images and nothing else: it gives all or nothing, and the classifier stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
+
+import headtilt as ht
+from core.toys import TinyNet, fingerprint, tiny_images
+from headtilt import fit as fitting
+from headtilt import wrapper
+from headtilt.calibrate import Balance, HeadRecipe, Neighbours, OrbitHead, Prototypes, upright_prior
+from headtilt.data import load
+from headtilt.data.perturb import draw, perturb_dataset
+from headtilt.evidence import Predictor
+from headtilt.fit import Fitter, centre_crop, gather
+from headtilt.gate import Promise
+from headtilt.search.joint import Joint
+
+from .conftest import QUICK
+
+METHODS = {"head": OrbitHead, "balance": Balance, "prototypes": Prototypes, "neighbours": Neighbours}
+
+
+def joint(net: nn.Module, **options) -> ht.ITS:
+    return ht.ITS(net, **{"search": "joint", "budget": 24, "readout": "marginal", **options})
+
+
+def bias_of(net: nn.Module, images, **options) -> torch.Tensor:
+    return joint(net).fit(images, method="balance", promise=None, views=12, **options).calibrator.bias
+
+
+# --- what may be fitted on --------------------------------------------------------------------------------------------
+
+
+def test_a_loader_of_images_with_labels_gives_what_the_tensor_gives(digits_net, upright):
+    expected = bias_of(digits_net, upright)
+    labels = torch.zeros(len(upright))
+    loaders = {
+        "tuples": DataLoader(TensorDataset(upright, labels), batch_size=64),
+        "lists": [[part, 0] for part in upright.split(64)],
+        "bare": upright.split(7),
+        "used up": (part for part in upright.split(199)),
+    }
+    for name, loader in loaders.items():
+        assert torch.equal(bias_of(digits_net, loader), expected), name
+
+
+class Midway:
+    """A loader that fails after its first batch."""
+
+    def __init__(self, images, error):
+        self.images, self.error = images, error
+
+    def __iter__(self):
+        yield self.images
+        raise self.error
+
+
+good = tiny_images(40)
+spoiled = good.clone()
+spoiled[13, 0, 2, 2] = math.nan
+
+BAD = {
+    "too few": (good[:7], {}, ht.DataError, "fit images must be at least 8, better some hundreds; got 7"),
+    "one class": (good[:1].expand(20, -1, -1, -1), {}, ht.DataError, "at least two classes by the model's own"),
+    "NaN": (spoiled, {}, ht.ShapeError, "fit images must be finite"),
+    "infinite": (good / 0, {}, ht.ShapeError, "fit images must be finite"),
+    "integers": ((good * 255).long(), {}, ht.ShapeError, "fit images must be floating point; got torch.int64"),
+    "bytes": ((good * 255).byte(), {}, ht.ShapeError, r"fit images must be floating point; got torch.uint8.*/ 255"),
+    "no channels": (good[:, 0], {}, ht.ShapeError, r"fit images must be \(B, C, H, W\); got \(40, 12, 12\)"),
+    "no images": (good[:0], {}, ht.ShapeError, "fit images must hold at least one image"),
+    "a number": (7, {}, ht.DataError, "the loader of fit images raised: 'int' object is not iterable"),
+    "nothing": (None, {}, ht.DataError, "the loader of fit images raised"),
+    "an empty loader": ([], {}, ht.DataError, "the loader of fit images gave no batch. Nothing was fitted"),
+    "empty batches": ([()], {}, ht.DataError, "the loader of fit images raised"),
+    "dicts": ([{"pixel_values": good}], {}, ht.ShapeError, r"fit images must be a tensor \(B, C, H, W\); got dict"),
+    "arrays": ([good.numpy()], {}, ht.ShapeError, "fit images must be a tensor .*; got ndarray"),
+    "two sizes": ([good, tiny_images(9, 14, 14)], {}, ht.ShapeError, r"fit images must all be .*\(1, 14, 14\)"),
+    "a wrong size": (tiny_images(20, 24, 24), {}, ht.ModelError, r"model raised on views of shape \(\d+, 1, 24, 24\)"),
+    "a loader that fails": (
+        Midway(good, OSError("disk gone")),
+        {},
+        ht.DataError,
+        "the loader of fit images raised: disk gone. Nothing was fitted",
+    ),
+    "a loader that refuses": (Midway(good, ht.DataError("mine")), {}, ht.DataError, "^mine$"),
+    "a wrong method": (good, {"method": "magic"}, ht.OptionError, "method must be one of 'head', 'balance'.*'magic'"),
+    "a wrong seed": (good, {"seed": "lucky"}, ht.OptionError, "seed must be a whole number"),
+    "a wrong promise": (good, {"promise": "half"}, ht.OptionError, "upright must be points of accuracy"),
+    "a large promise": (good, {"promise": 101}, ht.OptionError, "upright must be points of accuracy"),
+    "no views": (good, {"views": 0}, ht.OptionError, "views must be a whole number of at least 1"),
+    "a wrong crop": (good, {"crop": -3}, ht.OptionError, "crop must be a whole number of at least 1"),
+    "a large crop": (good, {"crop": 13}, ht.OptionError, "crop must fit into the images; got 13 for 12×12"),
+    "a wrong recipe": (good, {"recipe": "quick"}, ht.OptionError, "recipe must be a HeadRecipe or None; got 'quick'"),
+}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["fitted before", "never fitted"])
+@pytest.mark.parametrize(("images", "options", "kind", "message"), BAD.values(), ids=BAD.keys())
+def test_a_fit_that_fails_says_why_and_leaves_nothing_half_fitted(images, options, kind, message, before):
+    robust = joint(TinyNet().train(), budget=6)
+    if before:
+        robust.fit(good, method="balance")
+    state = fingerprint(robust.model)
+    kept = robust.calibrator, robust.gate, robust.predictor, robust.report
+    with pytest.raises(kind, match=message):
+        robust.fit(images, **options)
+    assert all(one is other for one, other in zip(kept, _parts(robust), strict=True))
+    assert fingerprint(robust.model) == state
+
+
+def _parts(robust: ht.ITS) -> tuple[object, ...]:
+    return robust.calibrator, robust.gate, robust.predictor, robust.report
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_fit_leaves_nothing_half_fitted(digits_net, upright, error):
+    robust = joint(digits_net)
+    kept, state = _parts(robust), fingerprint(digits_net)
+
+    def interrupt(stage, done, total):
+        raise error
+
+    with pytest.raises(error):
+        robust.fit(upright, recipe=QUICK, views=4, progress=interrupt)
+    assert all(one is other for one, other in zip(kept, _parts(robust), strict=True))
+    assert fingerprint(digits_net) == state
+
+
+@pytest.mark.parametrize("fail_on", [2, 4, 9])
+def test_a_model_that_fails_midway_leaves_nothing_half_fitted(fail_on):
+    class Tired(TinyNet):
+        calls = 0
+
+        def forward(self, views):
+            self.calls += 1
+            if self.calls == fail_on:
+                raise RuntimeError("tired")
+            return super().forward(views)
+
+    robust = joint(Tired(), budget=6)
+    kept = _parts(robust)
+    with pytest.raises(ht.ModelError, match="tired"):
+        robust.fit(tiny_images(120), recipe=QUICK)
+    assert all(one is other for one, other in zip(kept, _parts(robust), strict=True))
+    robust.fit(tiny_images(120), method="balance")
+    assert isinstance(robust.calibrator, Balance)
+
+
+def test_distance_scores_of_a_model_without_features_say_what_to_do():
+    robust = ht.ITS(lambda views: TinyNet()(views), samples=5)
+    with pytest.raises(ht.OptionError, match="distance scores need features"):
+        robust.fit(good, method="prototypes")
+    assert robust.calibrator is None
+
+
+def test_a_balance_of_each_batch_cannot_be_kept():
+    robust = joint(TinyNet(), calibrator="batch")
+    with pytest.raises(ht.OptionError, match='method="keep" fits a gate for a fixed calibrator'):
+        robust.fit(good, method="keep")
+    assert robust.calibrator == "batch"
+    assert isinstance(robust.fit(good, method="balance").calibrator, Balance)
+
+
+def test_gathering_gives_all_images_in_order():
+    assert torch.equal(gather(good.split(9)), good)
+    assert gather(good) is good
+
+
+# --- the classifier ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("method", [*METHODS, "keep"])
+def test_fitting_never_changes_the_classifier(digits_net, upright, method, training):
+    net = copy.deepcopy(digits_net).train(training)
+    before = fingerprint(net)
+    robust = joint(net, budget=6).fit(upright[:110], method=method, recipe=QUICK, views=6)
+    robust.search(upright[:3])
+    assert fingerprint(net) == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_its_calibrator_and_runs(digits_net, upright, method):
+    robust = joint(digits_net).fit(upright, method=method, recipe=QUICK, promise=None)
+    assert isinstance(robust.calibrator, METHODS[method])
+    assert robust.report == {"method": method, "images": 200, "seed": 0}
+    assert robust.gate is None
+    result = robust.search(upright[:20])
+    assert result.logits.shape == (20, 9)
+    assert result.views.tolist() == [24] * 20
+    assert not bool(result.gated.any())
+
+
+@pytest.mark.parametrize("options", [{}, {"search": "tree", "samples": 7}, {"search": "anneal", "budget": 9}], ids=str)
+def test_every_search_can_be_fitted_and_gated(digits_net, upright, options):
+    robust = joint(digits_net, **options).fit(upright[:60], promise=1.0)
+    assert robust.report["method"] == "balance"
+    assert robust.search(upright[:10]).logits.shape == (10, 9)
+
+
+def test_double_precision_models_can_be_fitted():
+    robust = joint(TinyNet().double(), budget=6)
+    for features in ("auto", None):
+        robust.features = features
+        result = robust.fit(tiny_images(120), recipe=QUICK, views=6).search(tiny_images(5))
+        assert robust.report["method"] == "head"
+        assert result.logits.dtype == torch.float64
+
+
+def test_a_class_that_the_model_rules_out_spoils_no_fit(digits_net, upright):
+    class RuledOut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = digits_net
+
+        def forward(self, views):
+            return self.net(views).index_fill(1, torch.tensor([4]), -math.inf)
+
+    for features in ("auto", None):
+        robust = joint(RuledOut(), features=features, budget=9).fit(upright[:120], recipe=QUICK, promise=1.0, views=9)
+        result = robust.search(upright[:40])
+        assert not bool(result.logits.isnan().any())
+        assert bool((result.labels != 4).all())
+
+
+# --- seeds and order --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_fit_and_leaves_the_global_stream_alone(digits_net, upright):
+    state = torch.get_rng_state()
+    options = {"budget": 9}, {"recipe": QUICK, "views": 9}
+    first = joint(digits_net, **options[0]).fit(upright[:110], seed=5, **options[1])
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    second, other = (joint(digits_net, **options[0]).fit(upright[:110], seed=seed, **options[1]) for seed in (5, 6))
+    for name, value in first.state_dict().items():
+        assert torch.equal(second.state_dict()[name], value), name
+    assert first.report == second.report
+    assert first.report != other.report
+    assert not torch.equal(first.calibrator.bias, other.calibrator.bias)
+
+
+def test_images_sorted_by_class_give_about_the_same_balance_as_shuffled_ones(digits_net, monkeypatch):
+    """The first thousand images used to be taken in order: from a sorted set, those of the first classes."""
+    data = load("digits", "fit", limit=400)
+    images, order = data.floats(), data.labels.argsort()
+    monkeypatch.setattr(fitting, "BALANCE_IMAGES", 160)
+    shuffled, sorted_by_class = bias_of(digits_net, images), bias_of(digits_net, images[order])
+    noise = float((bias_of(digits_net, images, seed=1) - shuffled).abs().max())
+    assert float((sorted_by_class - shuffled).abs().max()) < max(3 * noise, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "_halves", lambda count, seed, device: (torch.arange(100, count), torch.arange(100)))
+        wrong = bias_of(digits_net, images[order])
+    assert float((wrong - shuffled).abs().max()) > 2 * float((sorted_by_class - shuffled).abs().max())
+
+
+@pytest.mark.parametrize("readout", ["marginal", "incumbent"])
+def test_classes_win_over_the_orbits_that_were_fitted_as_often_as_they_occur(digits_net, upright, readout):
+    fitter = Fitter(Predictor(digits_net), Joint((ht.rotation(),)), method="balance", readout=readout, promise=None)
+    with torch.no_grad():
+        balance = fitter.fit(upright).calibrator
+        train, _ = fitting._halves(200, 0, torch.device("cpu"))
+        orbits = balance(fitter._orbits(upright, train, 0)).logits
+        prior = upright_prior(digits_net(upright).argmax(1), 9)
+    scores = orbits.amax(1) if readout == "incumbent" else orbits.logsumexp(1)
+    assert_close(scores.softmax(1).mean(0).double(), prior, rtol=0, atol=0.01)
+
+
+def test_orbits_are_views_of_tilted_images_and_follow_their_seed(digits_net, upright):
+    fitter = Fitter(Predictor(digits_net), Joint((ht.rotation(), ht.scale())), views=10)
+    index = torch.tensor([3, 1, 4])
+    with torch.no_grad():
+        first, same, other = (fitter._orbits(upright, index, seed).logits for seed in (1, 1, 2))
+    assert first.shape == (3, 10, 9)
+    assert torch.equal(first, same)
+    assert float((first - other).abs().max()) > 0.1
+
+
+def test_held_out_images_are_a_fifth_and_never_fitted_on():
+    for count, expected in ((8, 2), (100, 20), (20_000, 2000)):
+        train, held_out = fitting._halves(count, 3, torch.device("cpu"))
+        assert len(held_out) == expected
+        assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(count))
+
+
+@pytest.mark.parametrize("method", ["neighbours", "prototypes"])
+def test_distance_scores_are_not_fitted_on_the_images_that_the_gate_is_set_by(digits_net, upright, method, monkeypatch):
+    """An image that lies in the bank is its own nearest neighbour: no gate set by it could be trusted."""
+    seen = []
+    name = f"fit_{method}"
+    inner = getattr(fitting, name)
+    monkeypatch.setattr(fitting, name, lambda upright, labels: seen.append(upright.features) or inner(upright, labels))
+    robust = joint(digits_net).fit(upright, method=method)
+    _, held_out = fitting._halves(200, 0, torch.device("cpu"))
+    hidden = robust.predictor(upright[held_out]).features
+    assert seen[0].shape == (160, hidden.shape[1])
+    assert float(torch.cdist(hidden, seen[0]).min()) > 1e-3
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+def test_with_too_few_images_a_head_is_a_balance(digits_net, upright):
+    few = joint(digits_net).fit(upright[:99], recipe=QUICK, promise=None, views=12)
+    assert isinstance(few.calibrator, Balance)
+    assert few.report["method"] == "balance"
+    enough = joint(digits_net).fit(upright[:100], recipe=QUICK, promise=None)
+    assert isinstance(enough.calibrator, OrbitHead)
+    assert_close(few.calibrator.bias, bias_of(digits_net, upright[:99]))
+
+
+def test_a_head_reads_features_where_it_may_and_logits_where_not(digits_net, upright):
+    options = {"recipe": HeadRecipe(rounds=1, steps=2, hidden=8), "promise": None, "views": 4}
+    with_features = joint(digits_net).fit(upright, **options)
+    assert with_features.calibrator.source == "features"
+    assert with_features.predictor.features == ("hidden.0", "classifier")
+    assert len(with_features.calibrator.mean) == 144 + 32
+    without = joint(digits_net, features=None).fit(upright, **options)
+    assert without.calibrator.source == "logits"
+    assert without.predictor.features is None
+    assert joint(digits_net).fit(upright, method="balance", promise=None).predictor.features is None
+    named = joint(digits_net, features="classifier").fit(upright, **options)
+    assert len(named.calibrator.mean) == 32
+
+
+def test_a_second_fit_replaces_the_first(digits_net, upright, tilted):
+    upright, options = upright[:110], {"method": "balance", "promise": 1.0, "views": 9}
+    once = joint(digits_net).fit(upright, **options)
+    twice = joint(digits_net).fit(upright, recipe=QUICK, promise=None, views=9).fit(upright, **options)
+    assert torch.equal(twice.search(tilted).logits, once.search(tilted).logits)
+    assert twice.report == once.report
+
+
+def test_fitting_turns_a_search_that_harms_into_one_that_helps(digits_net, upright):
+    data = load("digits", "test", limit=100)
+    test = perturb_dataset(data, draw("rotation", 100, seed=3))
+
+    @torch.no_grad()
+    def accuracy(model):
+        return float((model(test.images).argmax(1) == test.labels).float().mean())
+
+    recipe = HeadRecipe(rounds=4, steps=24, hidden=64)
+    found = {
+        method: accuracy(joint(digits_net).fit(upright, method=method, recipe=recipe, promise=None))
+        for method in ("balance", "head")
+    }
+    assert found["balance"] > max(accuracy(digits_net), accuracy(joint(digits_net))) + 0.05
+    assert found["head"] >= found["balance"]
+    assert found["head"] > 0.85
+
+
+def test_progress_names_the_stage(digits_net, upright):
+    told = []
+    joint(digits_net).fit(upright, recipe=QUICK, promise=None, views=4, progress=lambda *args: told.append(args))
+    assert told == [("head", 1, 2), ("head", 2, 2)]
+
+
+# --- photographs ------------------------------------------------------------------------------------------------------
+
+
+def test_the_centre_is_cut_out():
+    image = torch.arange(30.0).reshape(1, 1, 5, 6)
+    assert centre_crop(image, 3)[0, 0].tolist() == [[7, 8, 9], [13, 14, 15], [19, 20, 21]]
+    assert centre_crop(image, None) is image
+    with pytest.raises(ht.OptionError, match="crop must fit into the images; got 6 for 5×6"):
+        centre_crop(image, 6)
+
+
+def test_with_a_crop_the_model_sees_squares_without_corners(digits_net, upright):
+    """Fit images larger than the model's square are tilted first and cropped then: no padding comes into view."""
+    large = nn.functional.pad(upright, (8, 8, 8, 8), value=1.0)
+    seen = []
+
+    class Watching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = digits_net
+
+        def forward(self, views):
+            seen.append(views)
+            return self.net(views)
+
+    # Padding with −1 marks every pixel from outside.
+    robust = joint(Watching(), padding=-1.0)
+    fitter = Fitter(robust.predictor, robust.plan, padding=-1.0, crop=28)
+    with torch.no_grad():
+        robust.predictor(fitter._tilted(large, torch.arange(200), 0))
+    assert seen[-1].shape[-2:] == (28, 28)
+    assert float(seen[-1].min()) >= -1e-5
+    robust.fit(large, method="balance", crop=28)
+    assert {views.shape[-1] for views in seen} == {28}
+
+
+# --- memory and batches -----------------------------------------------------------------------------------------------
+
+
+def test_features_count_towards_the_memory_of_a_block(digits_net, upright, monkeypatch):
+    """Nine logits beside 176 features: blocks by the logits alone would take twenty times what they should."""
+    robust = joint(digits_net).fit(upright, recipe=QUICK, promise=None, views=4)
+    blocks = []
+    inner = robust._search_block
+    monkeypatch.setattr(
+        robust, "_search_block", lambda images, *rest: blocks.append(len(images)) or inner(images, *rest)
+    )
+    whole = robust.search(upright[:20]).logits
+    assert blocks == [20]
+    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", 24 * (9 + 176) * 5)
+    assert_close(robust.search(upright[:20]).logits, whole, rtol=1e-4, atol=1e-4)
+    assert blocks[1:] == [5] * 4
+
+
+def test_a_batch_balances_itself_by_images_from_its_whole_length(monkeypatch):
+    """The first thousand used to be taken: from a sorted batch, those of the first classes."""
+    images, seen = tiny_images(2)[:1].repeat(45, 1, 1, 1), []
+    images[:, 0, 0, 0] = torch.arange(45)
+    robust = joint(TinyNet(), calibrator="batch", budget=6)
+    inner = robust.predictor.views
+    monkeypatch.setattr(
+        robust.predictor, "views", lambda images, *rest, **more: seen.append(images) or inner(images, *rest, **more)
+    )
+    monkeypatch.setattr(wrapper, "BATCH_BALANCE", 12)
+    robust(images)
+    assert seen[0][:, 0, 0, 0].tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44]
+    robust(images[:5])
+    assert seen[2][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_balance_makes_all_classes_win_equally_often(digits_net, tilted):
+    robust = joint(digits_net, calibrator="batch")
+    with torch.no_grad():
+        balance = robust._batch_balance(tilted)
+    scores = joint(digits_net, calibrator=balance)(tilted)
+    assert_close(scores.softmax(1).mean(0), torch.full((9,), 1 / 9), rtol=0, atol=0.02)
+
+
+def test_promises_may_be_given_in_full(digits_net, upright):
+    robust = joint(digits_net).fit(upright, method="balance", promise=Promise(1.0, tilted=3.0))
+    assert robust.report["gate"]["promise_tilted"] == 3.0
+    assert joint(digits_net).fit(upright, method="balance", promise=1).report["gate"]["promise_upright"] == 1.0

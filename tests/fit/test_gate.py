@@ -1,0 +1,358 @@
+"""The gate keeps the bare answer unless it is clearly beaten, and holds its promise without a label."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import headtilt as ht
+from headtilt import fit as fitting
+from headtilt.evidence import Evidence
+from headtilt.gate import (
+    Detector,
+    Gate,
+    Promise,
+    exit_for,
+    fit_detector,
+    fit_weights,
+    margin_for,
+    plain_weights,
+    statistics,
+)
+from headtilt.result import Found, concatenate
+from headtilt.search.tree import root_beam
+
+from .conftest import QUICK
+
+
+def found(marginal: torch.Tensor, near: torch.Tensor) -> Found:
+    return Found(root_beam(Evidence(marginal)), (), marginal, near, torch.ones(len(marginal), dtype=torch.long))
+
+
+# --- thresholds by hand -----------------------------------------------------------------------------------------------
+
+AGAINST = torch.tensor([1.0, 5.0, 2.0, 4.0, 3.0])
+COST = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0])  # in order of evidence: 0, 1, 0, 1, 0
+
+
+@pytest.mark.parametrize(
+    ("points", "switched"),
+    [
+        (0.0, {5.0}),
+        (33.0, {5.0}),  # 0.33 of 6 is 1.98: one image held back leaves 0.98
+        (33.4, {5.0, 4.0, 3.0}),
+        (49.9, {5.0, 4.0, 3.0}),
+        (50.0, {5.0, 4.0, 3.0, 2.0, 1.0}),
+        (100.0, {5.0, 4.0, 3.0, 2.0, 1.0}),
+    ],
+)
+def test_the_margin_spends_what_was_promised_and_no_more(points, switched):
+    margin = margin_for(AGAINST, COST, points)
+    assert {value for value in AGAINST.tolist() if value >= margin} == switched
+
+
+def test_the_margin_is_just_above_the_first_image_that_would_cost_too_much():
+    assert margin_for(AGAINST, COST, 0.0) == pytest.approx(4, abs=1e-4)
+    assert margin_for(AGAINST, COST, 0.0) > 4
+    assert margin_for(AGAINST, COST, 100.0) == -math.inf
+    assert margin_for(AGAINST, torch.zeros(5), 0.0) == -math.inf
+
+
+def test_images_of_equal_evidence_are_switched_together_or_not_at_all():
+    against, cost = torch.tensor([3.0, 3.0, 1.0]), torch.tensor([0.0, 1.0, 0.0])
+    margin = margin_for(against, cost, 0.0)
+    assert not bool((against >= margin).any())
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0, 1e3, 1e5])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_thresholds_exclude_the_image_they_were_set_for_at_any_size(size, sign):
+    """In single precision 1e-6 above 40 is 40."""
+    value = torch.tensor([sign * size])
+    margin = margin_for(value, torch.ones(1), 0.0)
+    assert bool((value < margin).all())
+    assert bool((value * 1.0000005 < margin).all())
+    assert not bool((value >= exit_for(value, torch.ones(1), 0.0)).any())
+
+
+@pytest.mark.parametrize(
+    ("points", "leaving"), [(0.0, {5.0}), (24.9, {5.0}), (25.0, {5.0, 4.0, 3.0}), (50.0, {5.0, 4.0, 3.0, 2.0})]
+)
+def test_the_exit_lets_images_go_as_long_as_the_promise_lasts(points, leaving):
+    scores, harm = torch.tensor([3.0, 5.0, 2.0, 4.0]), torch.tensor([-1, 0, 1, 1])
+    threshold = exit_for(scores, harm, points)
+    assert {value for value in scores.tolist() if value >= threshold} == leaving
+
+
+rows = st.integers(3, 40)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 999), count=rows, points=st.lists(st.floats(0, 100), min_size=2, max_size=5))
+def test_a_larger_promise_never_raises_a_threshold(seed, count, points):
+    generator = torch.Generator().manual_seed(seed)
+    against = torch.randn(count, generator=generator)
+    cost = torch.rand(count, generator=generator) * (torch.rand(count, generator=generator) < 0.5)
+    margins = [margin_for(against, cost, value) for value in sorted(points)]
+    exits = [exit_for(against, cost, value) for value in sorted(points)]
+    assert margins == sorted(margins, reverse=True)
+    assert exits == sorted(exits, reverse=True)
+    for value, margin in zip(sorted(points), margins, strict=True):
+        assert float(cost[against >= margin].sum()) <= max(value / 100 * (count + 1) - 1, 0) + 1e-5
+
+
+@pytest.mark.parametrize("value", [-0.1, 100.1, math.nan, "1", None, True], ids=str)
+def test_promises_that_mean_nothing_are_refused(value):
+    with pytest.raises(ht.OptionError, match="upright must be points of accuracy between 0 and 100"):
+        Promise(value)
+    with pytest.raises(ht.OptionError, match="tilted must be points of accuracy between 0 and 100"):
+        Promise(tilted=value)
+
+
+def test_promises_may_be_numbers_of_numpy():
+    assert Promise(np.float32(0.5), np.int64(1)) == Promise(0.5, 1)
+
+
+# --- statistics and gates by hand -------------------------------------------------------------------------------------
+
+
+def test_the_statistics_are_log_odds_against_the_bare_answer_and_its_doubt():
+    bare = Evidence(torch.tensor([[3.0, 0.0, 0.0]]))
+    marginal, near, root = torch.tensor([[1.0, 6.0, 0.0]]), torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[4.0, 0, 0]])
+    doubt = math.log(1 + 2 * math.exp(-3))
+    assert_close(statistics(bare, root, found(marginal, near)), torch.tensor([[5.0, 4.0, 2.0, doubt, 0.0]]))
+
+    class Trusting(Detector):
+        def forward(self, root):
+            return torch.full((len(root.logits),), 7.0)
+
+    trusting = Trusting(torch.zeros(3), torch.ones(3))
+    assert statistics(bare, root, found(marginal, near), trusting)[0, 4] == -7
+
+
+def test_a_plain_gate_compares_log_odds_over_all_views_with_its_margin():
+    bare = Evidence(torch.eye(3)[:2])
+    marginal = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 0.5]])
+    for margin, kept in ((0.5, [False, False]), (1.5, [False, True]), (2.5, [True, True])):
+        assert Gate(margin).keeps(bare, bare.logits, found(marginal, marginal)).tolist() == kept
+    assert not bool(Gate(1.0).leaves_early(bare).any())
+
+
+@pytest.mark.parametrize("margin", [math.nan, "2", None, True], ids=str)
+def test_margins_that_mean_nothing_are_refused(margin):
+    with pytest.raises(ht.OptionError, match="margin must be a number of log-odds"):
+        Gate(margin)
+
+
+@pytest.mark.parametrize("gate", ["2", True, object()], ids=["word", "truth", "object"])
+def test_gates_that_mean_nothing_are_refused_at_the_door(digits_net, gate):
+    with pytest.raises(ht.OptionError, match=r"gate must be a number of log-odds, a Gate or None; got"):
+        ht.ITS(digits_net, gate=gate)
+
+
+@pytest.mark.parametrize("calibrator", ["balance", 3.0], ids=str)
+def test_calibrators_that_mean_nothing_are_refused_at_the_door(digits_net, calibrator):
+    with pytest.raises(ht.OptionError, match=r"calibrator must be a callable, \"batch\" or None; got"):
+        ht.ITS(digits_net, calibrator=calibrator)
+
+
+def test_a_number_as_gate_is_a_plain_gate(digits_net, tilted):
+    options = {"search": "joint", "budget": 24, "readout": "marginal"}
+    free = ht.ITS(digits_net, **options).search(tilted)
+    with torch.no_grad():
+        bare = digits_net(tilted)
+    against = free.logits.amax(1) - free.logits.gather(1, bare.argmax(1, keepdim=True))[:, 0]
+    for margin in (0.5, np.float32(2.0), 5):
+        result = ht.ITS(digits_net, gate=margin, **options).search(tilted)
+        assert torch.equal(result.gated, against < float(margin))
+        assert 0 < int(result.gated.sum()) < 60
+        assert torch.equal(result.labels, torch.where(result.gated, bare.argmax(1), free.labels))
+    everything = ht.ITS(digits_net, gate=math.inf, **options).search(tilted)
+    assert bool(everything.gated.all())
+
+
+def test_gated_images_return_the_bare_logits_bit_for_bit_and_stay_where_they_are(digits_net, tilted):
+    result = ht.ITS(digits_net, search="joint", budget=24, readout="marginal", gate=3.0).search(tilted)
+    with torch.no_grad():
+        bare = digits_net(tilted)
+    kept = result.gated
+    assert 0 < int(kept.sum()) < 60
+    assert torch.equal(result.logits[kept], bare[kept])
+    assert torch.equal(result.pose[kept], torch.eye(3).expand(int(kept.sum()), 3, 3))
+    assert torch.equal(result.canonical()[kept].round(decimals=4), tilted[kept].round(decimals=4))
+    assert not torch.equal(result.logits[~kept], bare[~kept])
+
+
+# --- weights and detector ---------------------------------------------------------------------------------------------
+
+
+def test_weights_find_the_statistic_that_tells():
+    generator = torch.Generator().manual_seed(0)
+    right = torch.rand(400, generator=generator) < 0.5
+    against = torch.randn(400, 5, generator=generator)
+    against[:, 2] += 4 * right
+    weights = fit_weights(against, right)
+    assert float(weights.sum()) == pytest.approx(1)
+    assert bool((weights >= 0).all())
+    assert int(weights.argmax()) == 2
+    assert float(weights[2]) > 0.6
+    score = against @ weights
+    assert float(score[right].mean() - score[~right].mean()) > 1
+
+
+@pytest.mark.parametrize("right", [torch.ones(50), torch.zeros(50), torch.arange(10) % 2], ids=["all", "none", "few"])
+def test_weights_are_plain_where_there_is_nothing_to_learn_from(right):
+    assert torch.equal(fit_weights(torch.randn(len(right), 5), right.bool()), plain_weights())
+
+
+def test_the_detector_learns_when_to_trust_and_follows_its_seed():
+    generator = torch.Generator().manual_seed(0)
+    right = torch.rand(300, generator=generator) < 0.5
+    features = torch.randn(300, 4, generator=generator)
+    features[:, 1] += 3 * right
+    root = Evidence(torch.randn(300, 3, generator=generator), features)
+    state = torch.get_rng_state()
+    detector = fit_detector(root, right, seed=3, steps=60)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert float(((detector(root) > 0) == right).float().mean()) > 0.9
+    assert not detector.training
+    again, other = (fit_detector(root, right, seed=seed, steps=60) for seed in (3, 4))
+    assert torch.equal(again(root), detector(root))
+    assert not torch.equal(other(root), detector(root))
+
+
+def test_the_detector_reads_classes_ruled_out_and_double_precision():
+    logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).double()
+    logits[:, 1] = -math.inf
+    detector = fit_detector(Evidence(logits, torch.randn(50, 2)), torch.arange(50) % 2 == 0, steps=3)
+    assert bool(detector(Evidence(logits, torch.randn(50, 2))).isfinite().all())
+
+
+# --- fitted gates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def margins(fitted, upright):
+    """Wrappers with the same head and gates of different promises, strictest first."""
+    made = []
+    for promise in (0.0, 5.0, 20.0, 100.0):
+        robust = copy.copy(fitted)
+        robust._modules = dict(fitted._modules)
+        made.append(robust.fit(upright, method="keep", promise=Promise(promise, tilted=5.0)))
+    return made
+
+
+def held_out(images):
+    return fitting._halves(len(images), 0, images.device)[1]
+
+
+def test_a_promise_of_nothing_keeps_every_bare_answer_on_the_held_out_images(margins, upright, digits_net):
+    kept = upright[held_out(upright)]
+    with torch.no_grad():
+        bare = digits_net(kept).argmax(1)
+    assert torch.equal(margins[0].search(kept).labels, bare)
+    assert margins[0].report["gate"]["upright_answers_changed"] == 0
+
+
+def test_a_larger_promise_keeps_fewer_answers(margins, upright, tilted):
+    thresholds = [robust.gate.margin for robust in margins]
+    assert thresholds == sorted(thresholds, reverse=True)
+    assert thresholds[-1] == -math.inf
+    counts = [int(robust.search(tilted).gated.sum()) for robust in margins]
+    assert counts[0] > counts[2]
+
+
+def test_the_expected_cost_of_a_promise_is_kept_on_the_held_out_images(margins, upright, digits_net):
+    kept = upright[held_out(upright)]
+    with torch.no_grad():
+        own = digits_net(kept).softmax(1)
+    for robust, points in zip(margins, (0.0, 5.0, 20.0, 100.0), strict=True):
+        answers = robust.search(kept).labels
+        cost = own.amax(1) - own.gather(1, answers[:, None])[:, 0]
+        assert float(cost.sum()) <= max(points / 100 * (len(kept) + 1) - 1, 0) + 1e-4
+
+
+def test_an_early_exit_costs_one_view_and_gives_the_bare_answer(fitted, upright, digits_net):
+    robust = copy.copy(fitted)
+    robust._modules = dict(fitted._modules)
+    gate = fitted.gate
+    with torch.no_grad():
+        scores = gate.detector(fitted.predictor(upright[:60]))
+    robust.gate = Gate(gate.margin, gate.weights, float(scores.median()), gate.detector)
+    result = robust.search(upright[:60])
+    early = scores >= scores.median()
+    assert result.views.tolist() == torch.where(early, 1, 24).tolist()
+    assert bool(result.gated[early].all())
+    with torch.no_grad():
+        assert torch.equal(result.logits[early], digits_net(upright[:60])[early])
+    assert torch.equal(result.pose[early], torch.eye(3).expand(int(early.sum()), 3, 3))
+    assert result.hypotheses.active[early].sum(1).unique().tolist() == [1]
+    assert bool(result.trace[0].confidence[early].isnan().all())
+    assert result.trace[0].labels[early].unique().tolist() == [-1]
+    assert bool(result.trace[0].confidence[~early].isfinite().all())
+
+
+def test_without_an_early_exit_every_image_is_searched(fitted, upright):
+    robust = copy.copy(fitted)
+    robust._modules = dict(fitted._modules)
+    robust.fit(upright, method="keep", early_exit=False)
+    assert robust.gate.exit_at is None
+    assert robust.report["gate"]["exit_at"] is None
+    assert robust.search(upright[:20]).views.tolist() == [24] * 20
+
+
+def test_results_do_not_depend_on_how_a_batch_is_split_with_calibrator_and_gate(fitted, tilted, upright):
+    images = torch.cat([tilted[:30], upright[:30]])
+    whole = fitted.search(images)
+    assert 0 < int(whole.gated.sum()) < 60
+    for size in (1, 7, 30):
+        parts = concatenate([fitted.search(part) for part in images.split(size)])
+        assert torch.equal(parts.labels, whole.labels)
+        assert torch.equal(parts.gated, whole.gated)
+        assert torch.equal(parts.views, whole.views)
+        assert_close(parts.logits, whole.logits, rtol=1e-4, atol=1e-4)
+        assert_close(parts.pose, whole.pose, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_train_and_eval_change_no_answer_of_a_fitted_wrapper(fitted, tilted, training):
+    """Head and detector have dropout layers of their own."""
+    before = fitted.search(tilted)
+    other = copy.deepcopy(fitted).train(training)
+    state = torch.get_rng_state()
+    after = other.search(tilted)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert other.model.training is training
+    assert torch.equal(after.logits, before.logits)
+    assert torch.equal(after.views, before.views)
+
+
+def test_a_gate_can_be_fitted_for_the_bare_model(digits_net, upright):
+    robust = ht.ITS(digits_net, search="joint", budget=12, readout="marginal").fit(upright, method="keep", promise=1.0)
+    assert robust.calibrator is None
+    assert robust.report["method"] == "keep"
+    result = robust.search(upright[:40])
+    with torch.no_grad():
+        agree = result.labels == digits_net(upright[:40]).argmax(1)
+    assert float(agree.float().mean()) >= 0.95
+
+
+def test_the_report_says_what_was_fitted(fitted, upright):
+    report = fitted.report
+    assert (report["method"], report["images"], report["seed"]) == ("head", 200, 0)
+    gate = report["gate"]
+    assert gate["held_out"] == 40
+    assert (gate["promise_upright"], gate["promise_tilted"]) == (2.0, 0.25)
+    assert gate["margin"] == fitted.gate.margin
+    assert gate["exit_at"] == fitted.gate.exit_at
+    assert sum(gate["weights"]) == pytest.approx(1, abs=1e-5)
+    early = fitted.gate.leaves_early(fitted.predictor(upright[held_out(upright)])).float().mean() * 100
+    assert gate["upright_leave_early"] == pytest.approx(float(early), abs=1e-4)
+    assert QUICK.rounds == 2
