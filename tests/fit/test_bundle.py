@@ -1,0 +1,160 @@
+"""Bundles: what `save` writes, `load` gives back bit for bit, and nothing else gets in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headtilt as ht
+from headtilt import bundle
+from headtilt.calibrate import Balance, HeadRecipe, OrbitHead
+from headtilt.gate import Gate
+from headtilt.presets import fast
+
+TINY = HeadRecipe(rounds=2, steps=4, pool=64, hidden=16)
+
+
+class Net(nn.Module):
+    """A small classifier with two linear layers and dropout, always the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(3), nn.Flatten())
+            self.hidden = nn.Linear(36, 12)
+            self.drop = nn.Dropout(0.3)
+            self.last = nn.Linear(12, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(self.drop(torch.relu(self.hidden(self.body(images)))))
+
+
+def images(count: int, seed: int = 0) -> Tensor:
+    noise = torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(seed))
+    return nn.functional.avg_pool2d(noise, 3, 1, 1) * 4 - 1.5
+
+
+@pytest.mark.parametrize("method", ["head", "balance", "prototypes", "neighbours"])
+def test_a_fitted_wrapper_answers_the_same_after_a_round_trip(tmp_path: Path, method: str) -> None:
+    model = Net()
+    robust = ht.ITS(model, **fast()).fit(images(160), method=method, recipe=TINY)  # type: ignore[arg-type]
+    robust.save(tmp_path / "bundle")
+    again = ht.ITS.load(tmp_path / "bundle", model)
+    first, second = robust.search(images(9, 1)), again.search(images(9, 1))
+    assert torch.equal(first.logits, second.logits)
+    assert torch.equal(first.pose, second.pose)
+    assert torch.equal(first.views, second.views)
+    assert again.report == robust.report
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"levels": [ht.rotation(1.0), ht.reflection(), ht.translate(0.1, 0.3)], "accept": "identity"},
+        {"levels": [ht.scale(0.3).paper()], "samples": 9, "mc_passes": 3, "confidence": "bayesian"},
+        {"search": "joint", "budget": 20, "rounds": 1, "hypotheses": 2, "padding": (0.25,), "gate": 1.5},
+        {"search": "anneal", "budget": 12, "hot": 2.0, "calibrator": "batch", "interpolation": "nearest", "seed": 4},
+        {"mc_sampled": True, "chunk": 7, "autocast": torch.bfloat16, "readout": "marginal"},
+    ],
+)
+def test_every_option_survives_a_round_trip(tmp_path: Path, options: dict[str, object]) -> None:
+    model = Net()
+    robust = ht.ITS(model, **options)  # type: ignore[arg-type]
+    robust.save(tmp_path)
+    again = ht.ITS.load(tmp_path, model)
+    assert again.plan == robust.plan
+    assert torch.equal(robust(images(5)), again(images(5)))
+
+
+def test_a_margin_of_minus_infinity_survives_although_json_has_none(tmp_path: Path) -> None:
+    robust = ht.ITS(Net(), gate=Gate(float("-inf")))
+    robust.save(tmp_path)
+    assert "Infinity" not in (tmp_path / bundle.CONFIG).read_text()
+    gate = ht.ITS.load(tmp_path, Net()).gate
+    assert gate is not None
+    assert gate.margin == float("-inf")
+
+
+def test_functions_of_ones_own_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for options in (
+        {"confidence": lambda evidence, orbit: -evidence.energy},
+        {"calibrator": lambda evidence: evidence},
+    ):
+        with pytest.raises(ht.OptionError, match="of your own"):
+            ht.ITS(Net(), **options).save(tmp_path / "bundle")  # type: ignore[arg-type]
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_folder_that_is_no_bundle_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ht.DataError, match=r"no headtilt\.json"):
+        ht.ITS.load(tmp_path, Net())
+
+
+def test_tensors_that_are_not_the_ones_described_are_refused(tmp_path: Path) -> None:
+    ht.ITS(Net(), calibrator=Balance(torch.arange(4.0))).save(tmp_path)
+    (tmp_path / bundle.TENSORS).write_bytes((tmp_path / bundle.TENSORS).read_bytes()[:-1])
+    with pytest.raises(ht.DataError, match="not the file"):
+        ht.ITS.load(tmp_path, Net())
+
+
+def test_a_newer_format_is_refused_by_its_number(tmp_path: Path) -> None:
+    ht.ITS(Net()).save(tmp_path)
+    config = json.loads((tmp_path / bundle.CONFIG).read_text())
+    (tmp_path / bundle.CONFIG).write_text(json.dumps({**config, "format": 99}))
+    with pytest.raises(ht.DataError, match="format 99; this version reads 1"):
+        ht.ITS.load(tmp_path, Net())
+
+
+def test_a_save_over_an_old_bundle_that_fails_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Net()
+    old = ht.ITS(model, calibrator=Balance(torch.arange(4.0)))
+    old.save(tmp_path)
+    monkeypatch.setattr(bundle, "save_tensors", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        ht.ITS(model, calibrator=Balance(-torch.arange(4.0))).save(tmp_path)
+    assert torch.equal(ht.ITS.load(tmp_path, model)(images(3)), old(images(3)))
+
+
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_as_description_give_a_data_error(content: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, bundle.CONFIG).write_bytes(content)
+        with pytest.raises(ht.DataError):
+            bundle.read(folder)
+
+
+@given(st.data())
+def test_a_description_with_one_value_replaced_never_raises_anything_but_the_packages_errors(
+    data: st.DataObject,
+) -> None:
+    import tempfile
+
+    head = OrbitHead(torch.zeros(4), torch.zeros(4), torch.ones(4), source="logits", hidden=8, per_class=True)
+    with tempfile.TemporaryDirectory() as folder:
+        ht.ITS(Net(), levels=[ht.rotation(), ht.scale()], calibrator=head, gate=2.0).save(folder)
+        path = Path(folder, bundle.CONFIG)
+        config = json.loads(path.read_text())
+        place, key = data.draw(
+            st.sampled_from(
+                [(config, name) for name in config]
+                + [(config["calibrator"], "kind")]
+                + [(config["options"], name) for name in config["options"]]
+                + [(config["options"]["levels"][1], name) for name in config["options"]["levels"][1]]
+            )
+        )
+        place[key] = data.draw(st.none() | st.integers() | st.text(max_size=4) | st.lists(st.integers(), max_size=3))
+        path.write_text(json.dumps(config))
+        with contextlib.suppress(ht.HeadtiltError):
+            ht.ITS.load(folder, Net())
