@@ -305,7 +305,7 @@ class Neighbours(nn.Module):
         for part in F.normalize(features.flatten(0, -2), dim=-1).split(4096):
             similarity = (part @ self.bank.to(part).flatten(0, 1).T).reshape(len(part), classes, size)
             nearest = similarity.topk(min(self.nearest, size), dim=-1).values.mean(-1)
-            scores.append(nearest.masked_fill(absent, -2.0))  # below any cosine
+            scores.append(nearest.masked_fill(absent.to(part.device), -2.0))  # below any cosine
         return Evidence((torch.cat(scores) * self.scale).reshape(*features.shape[:-1], -1))
 
 

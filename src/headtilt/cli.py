@@ -172,7 +172,7 @@ def evaluate(
         folders=data,
         batch=batch,
         angles=tuple(-177.5 + 15 * step for step in range(24)) if curve else (),
-        **own(dataset, model, size=size, device=where, folders=data),
+        **own(dataset, model, split=split, size=size, device=where, folders=data),
     )
     _evaluate(evaluation, as_json, out)
 
@@ -221,9 +221,10 @@ def train(
     console = Console(highlight=False, soft_wrap=True)
     accuracy = f"[bold]{trained.accuracy:.2f} %[/bold] of {trained.count:,} validation images right"
     console.print(f"{dataset}:{seed}  {accuracy}")
-    console.print(
-        f"weights: {escape(str(trained.path))}" + ("" if trained.fresh else "  [dim](were there already)[/dim]")
-    )
+    there = "" if trained.fresh else "  [dim](were there already)[/dim]"
+    console.print(f"weights: {escape(str(trained.path))}{there}")
+    if trained.shadowed:
+        console.print("[yellow]note:[/yellow] headtilt goes on using the packaged weights of this network.")
 
 
 @app.command()

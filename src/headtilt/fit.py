@@ -117,7 +117,12 @@ class Fitter:
         others = None if held_out_source is None else gather(held_out_source)
         train, held_out = _halves(len(images), None if others is None else len(others), self.seed)
         if others is not None:
-            images = torch.cat([images, others])
+            if others.shape[1:] != images.shape[1:]:
+                raise ShapeError(
+                    f"held-out images must be of the size of the others, {tuple(images.shape[1:])}; "
+                    f"got {tuple(others.shape[1:])}. Nothing was fitted."
+                )
+            images = torch.cat([images, others.to(images)])
         upright = self._look(images, None)
         targets, classes = upright.labels, upright.logits.shape[-1]
         if int(targets.unique().numel()) < 2:

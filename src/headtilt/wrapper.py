@@ -207,7 +207,7 @@ class ITS(nn.Module):
             seed=seed,
             progress=progress,
         )
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # a head is trained, which inference mode would forbid
             fitted = fitter.fit(images, held_out)
         self.predictor, self.calibrator, self.gate, self.report = (
             predictor,

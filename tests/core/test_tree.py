@@ -563,7 +563,7 @@ def test_boltzmann_probabilities_sum_to_one_for_each_active_hypothesis():
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_sampled_traversals_visit_candidates_as_often_as_boltzmann_says(temperature):
     energy = torch.tensor([0.0, 1.0, -1.0, 0.5, -0.3])[None, :, None].expand(1, 5, 5)
-    draws, counts = 1500, torch.zeros(5)
+    draws, counts = 800, torch.zeros(5)
     table = Table(energy)
     for seed in range(draws):
         tree = Tree(

@@ -20,7 +20,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADTILT_CACHE", str(folder))
+        # Gates are quickly set: these tests are of how methods are compared.
         patch.setattr(fitting, "fit_detector", partial(fit_detector, steps=60))
+        patch.setattr(fitting, "HELD_OUT_IMAGES", 30)
         yield folder
 
 

@@ -17,6 +17,7 @@ from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.evidence import Predictor
 from headtilt.experiments.evaluate import FIELDS, Evaluation, Network, curve, summarise
 from headtilt.experiments.methods import METHODS, Prediction, Setting, build, fitted
+from headtilt.experiments.retrain import MORE
 from headtilt.gate import Promise
 from headtilt.models.train import RECIPES, Recipe, accuracy
 
@@ -34,6 +35,7 @@ def report() -> Iterator[dict[str, Any]]:
     """All methods on forty turned digits, with networks that were hardly retrained."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "digits", Recipe("small", 1))
+        patch.setitem(MORE, "small", 1)
         yield evaluation(*METHODS).run()
 
 

@@ -215,6 +215,16 @@ def test_double_precision_models_can_be_fitted():
         assert result.logits.dtype == torch.float64
 
 
+def test_a_fit_inside_inference_mode_is_the_same_fit():
+    outside = joint(TinyNet(), budget=6).fit(tiny_images(120), recipe=QUICK, views=6)
+    robust = joint(TinyNet(), budget=6)
+    with torch.inference_mode():
+        robust.fit(tiny_images(120), recipe=QUICK, views=6)
+        result = robust.search(tiny_images(5))
+    assert torch.equal(result.logits, outside.search(tiny_images(5)).logits)
+    assert robust.report == outside.report
+
+
 def test_a_class_that_the_model_rules_out_spoils_no_fit(digits_net, upright):
     class RuledOut(nn.Module):
         def __init__(self):
@@ -257,7 +267,7 @@ def test_images_sorted_by_class_give_about_the_same_balance_as_shuffled_ones(dig
     noise = float((bias_of(digits_net, images, seed=1) - shuffled).abs().max())
     assert float((sorted_by_class - shuffled).abs().max()) < max(3 * noise, 1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_halves", lambda count, seed, device: (torch.arange(100, count), torch.arange(100)))
+        patch.setattr(fitting, "_halves", lambda count, others, seed: (torch.arange(80, count), torch.arange(80)))
         wrong = bias_of(digits_net, images[order])
     assert float((wrong - shuffled).abs().max()) > 2 * float((sorted_by_class - shuffled).abs().max())
 
@@ -267,7 +277,7 @@ def test_classes_win_over_the_orbits_that_were_fitted_as_often_as_they_occur(dig
     fitter = Fitter(Predictor(digits_net), Joint((ht.rotation(),)), method="balance", readout=readout, promise=None)
     with torch.no_grad():
         balance = fitter.fit(upright).calibrator
-        train, _ = fitting._halves(200, 0, torch.device("cpu"))
+        train, _ = fitting._halves(200, None, 0)
         orbits = balance(fitter._orbits(upright, train, 0)).logits
         prior = upright_prior(digits_net(upright).argmax(1), 9)
     scores = orbits.amax(1) if readout == "incumbent" else orbits.logsumexp(1)
@@ -286,9 +296,47 @@ def test_orbits_are_views_of_tilted_images_and_follow_their_seed(digits_net, upr
 
 def test_held_out_images_are_a_fifth_and_never_fitted_on():
     for count, expected in ((8, 2), (100, 20), (20_000, 2000)):
-        train, held_out = fitting._halves(count, 3, torch.device("cpu"))
+        train, held_out = fitting._halves(count, None, 3)
         assert len(held_out) == expected
         assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(count))
+
+
+def test_images_held_out_by_the_user_follow_the_others_and_are_two_thousand_at_most():
+    train, held_out = fitting._halves(50, 9000, 3)
+    assert sorted(train.tolist()) == list(range(50))
+    assert len(held_out.unique()) == 2000
+    assert int(held_out.min()) >= 50
+    assert int(held_out.max()) < 9050
+
+
+def test_a_gate_is_set_by_the_images_that_the_user_holds_out(digits_net, upright):
+    """On its training images a classifier is surer than it will be: other images make a better promise."""
+    robust = joint(digits_net, budget=9).fit(
+        upright[:120], held_out=upright[120:], method="balance", promise=0.0, views=9
+    )
+    assert robust.report["gate"]["held_out"] == 80
+    with torch.no_grad():
+        assert torch.equal(robust.search(upright[120:]).labels, digits_net(upright[120:]).argmax(1))
+    without = joint(digits_net, budget=9).fit(upright[:120], method="balance", promise=0.0, views=9)
+    assert without.report["gate"]["held_out"] == 24
+
+
+@pytest.mark.parametrize(
+    ("images", "kind", "message"),
+    [
+        (good[:7], ht.DataError, "fit images must be at least 8"),
+        (spoiled, ht.ShapeError, "fit images must be finite"),
+        (tiny_images(20, 14, 14), ht.ShapeError, r"held-out images must be of the size of the others, \(1, 12, 12\)"),
+        (Midway(good, OSError("gone")), ht.DataError, "the loader of fit images raised: gone"),
+    ],
+    ids=["too few", "NaN", "another size", "a loader that fails"],
+)
+def test_held_out_images_that_are_none_are_refused_and_nothing_is_fitted(images, kind, message):
+    robust = joint(TinyNet(), budget=6)
+    kept = _parts(robust)
+    with pytest.raises(kind, match=message):
+        robust.fit(good, held_out=images, method="balance")
+    assert all(one is other for one, other in zip(kept, _parts(robust), strict=True))
 
 
 @pytest.mark.parametrize("method", ["neighbours", "prototypes"])
@@ -299,7 +347,7 @@ def test_distance_scores_are_not_fitted_on_the_images_that_the_gate_is_set_by(di
     inner = getattr(fitting, name)
     monkeypatch.setattr(fitting, name, lambda upright, labels: seen.append(upright.features) or inner(upright, labels))
     robust = joint(digits_net).fit(upright, method=method)
-    _, held_out = fitting._halves(200, 0, torch.device("cpu"))
+    _, held_out = fitting._halves(200, None, 0)
     hidden = robust.predictor(upright[held_out]).features
     assert seen[0].shape == (160, hidden.shape[1])
     assert float(torch.cdist(hidden, seen[0]).min()) > 1e-3
@@ -340,16 +388,16 @@ def test_a_second_fit_replaces_the_first(digits_net, upright, tilted):
 
 
 def test_fitting_turns_a_search_that_harms_into_one_that_helps(digits_net, upright):
-    data = load("digits", "test", limit=100)
-    test = perturb_dataset(data, draw("rotation", 100, seed=3))
+    data = load("digits", "test", limit=80)
+    test = perturb_dataset(data, draw("rotation", 80, seed=3))
 
     @torch.no_grad()
     def accuracy(model):
         return float((model(test.images).argmax(1) == test.labels).float().mean())
 
-    recipe = HeadRecipe(rounds=4, steps=24, hidden=64)
+    recipe = HeadRecipe(rounds=3, steps=32, hidden=64)
     found = {
-        method: accuracy(joint(digits_net).fit(upright, method=method, recipe=recipe, promise=None))
+        method: accuracy(joint(digits_net).fit(upright, method=method, recipe=recipe, promise=None, views=16))
         for method in ("balance", "head")
     }
     assert found["balance"] > max(accuracy(digits_net), accuracy(joint(digits_net))) + 0.05

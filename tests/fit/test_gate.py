@@ -238,11 +238,14 @@ def test_the_detector_reads_classes_ruled_out_and_double_precision():
 # --- fitted gates -----------------------------------------------------------------------------------------------------
 
 
+PROMISES = (0.0, 20.0, 100.0)
+
+
 @pytest.fixture(scope="module")
 def margins(fitted, upright):
     """Wrappers with the same head and gates of different promises, strictest first."""
     made = []
-    for promise in (0.0, 5.0, 20.0, 100.0):
+    for promise in PROMISES:
         robust = copy.copy(fitted)
         robust._modules = dict(fitted._modules)
         made.append(robust.fit(upright, method="keep", promise=Promise(promise, tilted=5.0)))
@@ -250,7 +253,7 @@ def margins(fitted, upright):
 
 
 def held_out(images):
-    return fitting._halves(len(images), 0, images.device)[1]
+    return fitting._halves(len(images), None, 0)[1]
 
 
 def test_a_promise_of_nothing_keeps_every_bare_answer_on_the_held_out_images(margins, upright, digits_net):
@@ -266,14 +269,14 @@ def test_a_larger_promise_keeps_fewer_answers(margins, upright, tilted):
     assert thresholds == sorted(thresholds, reverse=True)
     assert thresholds[-1] == -math.inf
     counts = [int(robust.search(tilted).gated.sum()) for robust in margins]
-    assert counts[0] > counts[2]
+    assert counts[0] > counts[1]
 
 
 def test_the_expected_cost_of_a_promise_is_kept_on_the_held_out_images(margins, upright, digits_net):
     kept = upright[held_out(upright)]
     with torch.no_grad():
         own = digits_net(kept).softmax(1)
-    for robust, points in zip(margins, (0.0, 5.0, 20.0, 100.0), strict=True):
+    for robust, points in zip(margins, PROMISES, strict=True):
         answers = robust.search(kept).labels
         cost = own.amax(1) - own.gather(1, answers[:, None])[:, 0]
         assert float(cost.sum()) <= max(points / 100 * (len(kept) + 1) - 1, 0) + 1e-4

@@ -24,7 +24,7 @@ from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import TestSet, draw, perturb_dataset, schedule
 from headtilt.experiments.demo_text import BARE, OURS, PROMISE, say
 from headtilt.experiments.methods import Predict, Setting, build, searching
-from headtilt.experiments.report import need_matplotlib, write_json
+from headtilt.experiments.report import fractions, need_matplotlib, networks, write_json
 from headtilt.groups import decompose
 from headtilt.models import zoo
 from headtilt.presets import fast, paper3
@@ -59,7 +59,7 @@ class Size:
     views: int = 24
 
 
-FULL = Size(2, 300, 10, HeadRecipe(rounds=6, hidden=128, steps=48))
+FULL = Size(2, 300, 50, HeadRecipe(rounds=6, hidden=128, steps=48, pool=500, batch=64))
 QUICK = Size(1, 100, 10, HeadRecipe(rounds=4, hidden=64, steps=48), fit=500)
 
 
@@ -109,9 +109,9 @@ def run(
         rows, robust = measure(size, tilted, upright, device, tell)
         tell("drawing", 1, 1)
         report = summary(rows, size, len(data))
-        shown, paths = pictures(out, report, robust, tilted, data.classes)
+        words, paths = pictures(out, report, robust, tilted, data.classes)
     paths.append(write_json(out / "demo.json", {**report, **about}))
-    say(console, report, shown, data.classes, paths, time.perf_counter() - start)
+    say(console, report, words, paths, time.perf_counter() - start)
     return report
 
 
@@ -201,8 +201,8 @@ def summary(rows: dict[str, list[Row]], size: Size, count: int) -> dict[str, Any
 
 def pictures(
     out: Path, report: dict[str, Any], robust: ITS, tilted: TestSet, names: Sequence[str]
-) -> tuple[SearchResult, list[Path]]:
-    """Return the search of one digit that the network alone gets wrong, and the files written.
+) -> tuple[str, list[Path]]:
+    """Return in words the search of one digit that the network alone gets wrong, and the files written.
 
     The tree walks level by level as the paper's does, with the fitted head in place of the bare energy.
     """
@@ -212,20 +212,17 @@ def pictures(
     alone = robust.predictor(images).labels.cpu()
     found, walked = robust.search(images), walking.search(images)
     number = choose(found, walked, alone, truth)
-    fractions = {
-        name: {field: entry[field] / 100 for field in ("accuracy", "accuracy_std", "upright_accuracy")}
-        for name, entry in report["methods"].items()
-    }
-    many = f"accuracy (%) on {report['count']} tilted digits, mean over {report['networks']} network(s)"
+    many = f"accuracy (%), {report['count']} tilted digits, {networks(report)}"
     strip = before_search(robust.search(images[:10]), alone[:10])
     figures = {
-        "accuracy": plot.bars(fractions, title="Tilted digits", highlight=[OURS], xlabel=many),
+        "accuracy": plot.bars(fractions(report), title="Tilted digits", highlight=[OURS], xlabel=many),
         "before-after": plot.before_after(strip, count=10, names=names, truth=truth),
         "tree": plot.tree(walked, number, names=names),
         "orbit": plot.orbit(walking, images[number], names=names),
     }
-    one = robust.search(images[number : number + 1])
-    return one, [plot.save(figure, out / f"{name}.png") for name, figure in figures.items()]
+    words = robust.search(images[number : number + 1]).describe(0, names=[f"digit {name}" for name in names])
+    words += f"\nin truth: {decompose(tilted.transforms[number].double()).describe()}, digit {int(truth[number])}"
+    return words, [plot.save(figure, out / f"{name}.png") for name, figure in figures.items()]
 
 
 def choose(found: SearchResult, walked: SearchResult, alone: Tensor, truth: Tensor) -> int:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtilt.result import SearchResult
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -16,14 +14,7 @@ BARE, OURS = "the network alone", "headtilt: head + gate"
 PROMISE = 0.5  # points of upright accuracy that the gate may cost
 
 
-def say(
-    console: Console,
-    report: dict[str, Any],
-    shown: SearchResult,
-    names: Sequence[str],
-    paths: Sequence[Path],
-    seconds: float,
-) -> None:
+def say(console: Console, report: dict[str, Any], words: str, paths: Sequence[Path], seconds: float) -> None:
     """Print the table, who loses and why, one digit in words, and where the pictures are."""
     from rich.padding import Padding
     from rich.rule import Rule
@@ -34,7 +25,7 @@ def say(
     console.print(Rule("headtilt demo", style="dim"))
     console.print(
         f"{report['count']} test digits, each turned by any angle, scaled by 1 ± ¼ and sheared by ± ¼; {networks} "
-        f"trained on upright digits only. The networks stay as they are, and no label is used."
+        f"trained on upright digits only. Nothing is retrained, and no label is used."
     )
     console.print(Padding(table(report), (0, 0, 0, 1)))
     for sentence in verdict(report):
@@ -44,7 +35,7 @@ def say(
         f"{ours['upright_accuracy']:.1f} %[/bold], fitted in {ours['fit_seconds']:.0f} s per network."
     )
     console.print("\n[bold]One digit in words[/bold] (tree.png, orbit.png)")
-    console.print(Padding(shown.describe(0, names=[f"digit {name}" for name in names]), (0, 0, 0, 2)))
+    console.print(Padding(words, (0, 0, 0, 2)))
     console.print(f"\n[bold]Pictures[/bold] in {paths[0].parent}/: {', '.join(path.name for path in paths)}")
     console.print(f"[dim]{seconds:.0f} s. Next: headtilt evaluate digits --networks 5, or --help.[/dim]")
 
@@ -60,9 +51,10 @@ def verdict(report: dict[str, Any]) -> list[str]:
     if upright:
         said.append(f"[yellow]▽[/yellow] Lose more than {PROMISE} points on upright digits: {'; '.join(upright)}.")
     said.append(
-        "Why: energy favours some classes whatever the pose, so the most confident view often shows the wrong digit. "
-        "Balance takes one number per class off; the head learns from unlabelled upright digits which views to trust, "
-        "and the gate keeps the network's own answer unless it is clearly beaten."
+        "Why: energy favours some classes whatever the pose, so the most confident view often shows the wrong digit, "
+        "and a mean drowns the one upright view in sixteen others. Balancing corrects each class by one number; the "
+        "head learns from unlabelled upright digits which views to trust; the gate keeps the network's own answer "
+        "unless it is clearly beaten."
     )
     return said
 

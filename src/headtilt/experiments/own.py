@@ -16,7 +16,13 @@ from headtilt.models.zoo import SHAPES
 
 
 def own(
-    dataset: str, spec: str | None, *, size: int | None = None, device: str = "cpu", folders: list[Path] | None = None
+    dataset: str,
+    spec: str | None,
+    *,
+    split: str = "test",
+    size: int | None = None,
+    device: str = "cpu",
+    folders: list[Path] | None = None,
 ) -> dict[str, Any]:
     """Return `models` and `size` of an `Evaluation`; nothing where no model is named and the zoo has some.
 
@@ -26,6 +32,7 @@ def own(
     Args:
         dataset: Name or folder.
         spec: See `door.load`; None for the networks of the zoo.
+        split: Which images will be tested.
         size: Side of the square that the model sees, in place of its own.
         device: Where it should live.
         folders: Where to look for data.
@@ -44,7 +51,8 @@ def own(
     side = None if dataset in SHAPES else -(-adapted.size * 10 // 7)
     outputs = None
     if adapted.labels is not None:
-        outputs = door.outputs_for(adapted, load_data(dataset, "test", folders=folders, size=side, limit=1).classes)
+        one = load_data(dataset, split, folders=folders, size=side, limit=1)  # type: ignore[arg-type]
+        outputs = door.outputs_for(adapted, one.classes)
     crop = None if side is None else adapted.size
     return {"models": (Network(adapted.model, adapted.name, crop, adapted.padding, outputs),), "size": side}
 

@@ -93,7 +93,7 @@ def table(report: Mapping[str, Any]) -> Table:
     methods: Mapping[str, Mapping[str, float | None]] = report["methods"]
     where = f"{report['dataset']} · {report['perturb']} · {report['count']:,} {report['split']} images"
     drawn = Table(
-        title=f"{where} · {_networks(report)}",
+        title=f"{where} · {networks(report)}",
         title_justify="left",
         title_style="bold",
         caption_justify="left",
@@ -136,14 +136,12 @@ def write(folder: Path, report: Mapping[str, Any]) -> list[Path]:
     title = f"{Path(report['dataset']).resolve().name}, {report['perturb']}"
     models = "".join(f"-{name}" for name in report.get("models", ()))
     stem = re.sub(r"[^\w.+-]+", "-", f"{title}{models}-seed{report['seed']}")
-    many = f"{report['count']:,} images, {_networks(report)}"
+    many = f"{report['count']:,} images, {networks(report)}"
     paths = [write_json(folder / f"{stem}.json", report)]
-    fractions = {
-        method: {field: None if entry[field] is None else entry[field] / 100 for field in BARS}
-        for method, entry in report["methods"].items()
-    }
     paths.append(
-        plot.save(plot.bars(fractions, title=title, xlabel=f"accuracy (%), {many}"), folder / f"{stem}-bars.png")
+        plot.save(
+            plot.bars(fractions(report), title=title, xlabel=f"accuracy (%), {many}"), folder / f"{stem}-bars.png"
+        )
     )
     if "angles" in report:
         curves = {
@@ -154,12 +152,22 @@ def write(folder: Path, report: Mapping[str, Any]) -> list[Path]:
     return paths
 
 
+def fractions(report: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return the accuracies as `plot.bars` wants them; a single network has no spread."""
+    fields = [field for field in BARS if field != "accuracy_std" or report["networks"] > 1]
+    return {
+        method: {field: None if entry[field] is None else entry[field] / 100 for field in fields}
+        for method, entry in report["methods"].items()
+    }
+
+
 def number(value: float | None, form: str) -> str:
     """Return the number in that form, or a dash where there is none."""
     return "–" if value is None else form.format(value)
 
 
-def _networks(report: Mapping[str, Any]) -> str:
+def networks(report: Mapping[str, Any]) -> str:
+    """Return how many networks there were, in words."""
     return f"{report['networks']} network{'s' if report['networks'] > 1 else ''}"
 
 

@@ -22,12 +22,14 @@ class Trained:
     Attributes:
         path: Where its weights lie.
         fresh: Whether they were trained just now.
+        shadowed: Whether the zoo goes on using weights that came with the package.
         accuracy: On the validation images, upright, in percent.
         count: How many those are.
     """
 
     path: Path
     fresh: bool
+    shadowed: bool
     accuracy: float
     count: int
 
@@ -73,7 +75,8 @@ class Training:
             network.to(self.device).eval()
         held_out = load_data(self.dataset, "validation", folders=self.folders)
         share = accuracy(network, held_out.images, held_out.labels, self.device)
-        return Trained(path, there is None or self.force, share, len(held_out))
+        fresh = there is None or self.force
+        return Trained(path, fresh, fresh and there in places[:-1], share, len(held_out))
 
     def _train(self, progress: Progress | None) -> nn.Module:
         recipe = RECIPES[self.dataset]

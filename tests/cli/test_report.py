@@ -1,0 +1,64 @@
+"""Reports: JSON that can be read back, files that are whole, and where they come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from headtilt.errors import OptionError
+from headtilt.experiments import report
+
+
+def test_numbers_are_the_same_when_read_back():
+    value = {"a": 1 / 3, "b": (1, 2.0), "c": float("nan"), "d": None, 5: "ü", "e": float("inf"), "f": Path("x")}
+    read = json.loads(report.to_json(value))
+    assert read == {"a": 0.3333, "b": [1, 2.0], "c": None, "d": None, "5": "ü", "e": None, "f": "x"}
+    assert json.loads(report.to_json(read)) == read
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = report.write_json(tmp_path / "new" / "report.json", {"kept": 1})
+    with pytest.raises(TypeError):
+        report.write_json(path, {"broken": object()})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"kept": 1}
+    assert [entry.name for entry in path.parent.iterdir()] == ["report.json"]
+
+
+def test_metadata_says_where_it_was_measured():
+    found = report.metadata("headtilt evaluate digits")
+    assert found["command"] == "headtilt evaluate digits"
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["hardware"]["threads"] == torch.get_num_threads()
+    assert found["hardware"]["cpu"]
+
+
+def test_auto_is_a_device_that_is_there():
+    assert report.resolve_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert report.resolve_device("cpu") == "cpu"
+    with pytest.raises(OptionError, match="got 'magic'"):
+        report.resolve_device("magic")
+
+
+def test_threads_are_no_more_than_idle_cores(monkeypatch):
+    asked = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for load in (0.1, 2.4, 9.0):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        report.calm_threads()
+    assert asked == [4, 2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    report.calm_threads()
+    assert asked == [4, 2, 1]
+
+
+def test_extras_are_those_of_the_package():
+    found = report.extras()
+    assert {"cli", "plot", "data"} <= set(found)
+    assert {name for name, _ in found["cli"]} >= {"typer", "rich"}
+    assert "dev" not in found
