@@ -236,7 +236,6 @@ def test_a_shared_calibrator_stays_without_a_gate(setting):
     assert gated.gate is not None
 
 
-@pytest.mark.xfail(strict=True, reason="experiments/methods.py fitted: the key of `fits` leaves the read-out out")
 def test_a_balance_for_the_incumbent_is_not_taken_for_the_marginal(setting):
     """The balance is fitted to the read-out; one of the other kind must not be shared."""
     biases = [

@@ -114,7 +114,7 @@ def _its(options: Callable[[Setting], dict[str, Any]]) -> Callable[[Setting], Pr
 def fitted(setting: Setting, method: Any, options: dict[str, Any], *, gate: bool) -> ITS:
     """Return a wrapper fitted on the setting's unlabelled images."""
     robust = ITS(setting.model, padding=setting.padding, seed=setting.seed, **options)
-    key = (method, robust.features)
+    key = (method, robust.features, robust.readout)
     known = setting.fits.get(key)
     if known is None:
         known = setting.fits[key] = _fit(setting, robust, method, gate=False)
