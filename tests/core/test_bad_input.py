@@ -18,7 +18,7 @@ from headtilt.groups import OneParameterGroup, check_levels
 from headtilt.search.anneal import Anneal
 from headtilt.search.tree import Tree
 
-from .toys import TinyNet, fingerprint, tiny_images
+from .toys import TinyNet, fingerprint, stable_id, tiny_images
 
 EYE = torch.eye(3)[None]
 
@@ -166,7 +166,7 @@ def test_poses_that_are_no_tensor_are_refused(poses):
         ht.warp(tiny_images(1), poses)
 
 
-@pytest.mark.parametrize("padding", [math.nan, math.inf, (0.0, math.nan, 0.0), [-math.inf] * 3], ids=str)
+@pytest.mark.parametrize("padding", [math.nan, math.inf, (0.0, math.nan, 0.0), [-math.inf] * 3], ids=stable_id)
 def test_paddings_that_are_not_finite_are_refused_at_the_door(padding):
     with pytest.raises(ht.OptionError, match="padding must be finite; got"):
         ht.warp(tiny_images(1, channels=3), EYE, padding=padding)
@@ -185,7 +185,7 @@ def test_paddings_that_are_not_finite_are_refused_at_the_door(padding):
         (("a", "b", "c"), "padding must be a word, a number or a number per channel"),
         (object(), "padding must be a word, a number or a number per channel"),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_paddings_that_mean_nothing_are_refused(padding, message):
     images = tiny_images(1, channels=3)
@@ -242,7 +242,7 @@ def test_ranges_that_mean_nothing_are_refused(make, message):
 @pytest.mark.parametrize(
     "make", [ht.rotation, ht.scale, ht.shear, ht.shear_x, ht.shear_y, ht.translate, ht.translate_x]
 )
-@pytest.mark.parametrize("value", ["0.25", None], ids=str)
+@pytest.mark.parametrize("value", ["0.25", None], ids=stable_id)
 def test_ranges_that_are_no_numbers_are_refused_by_name(make, value):
     with pytest.raises(ht.OptionError, match=r"must be a number; got (str|NoneType)"):
         make(value)
@@ -297,7 +297,7 @@ def test_a_fifth_reflection_is_refused():
         ([ht.rotation(), "scale"], r"levels must hold groups such as rotation\(\); got str: 'scale'"),
         ([None], r"levels must hold groups such as rotation\(\); got NoneType"),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_levels_that_are_no_groups_are_refused(levels, message):
     with pytest.raises(ht.OptionError, match=message):
@@ -343,14 +343,14 @@ def test_levels_that_are_no_sequence_are_refused(levels, search):
         ({"width": "wide"}, "width must be a finite number above 0"),
         ({"hypothesis": 3}, "option must be one of .*'accept'.*; got 'hypothesis'"),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_options_that_mean_nothing_are_refused_at_the_door(options, message):
     with pytest.raises(ht.OptionError, match=message):
         ready(**options)
 
 
-@pytest.mark.parametrize("seed", ["lucky", 1.5, None, True, 2**64, -(2**63) - 1], ids=str)
+@pytest.mark.parametrize("seed", ["lucky", 1.5, None, True, 2**64, -(2**63) - 1], ids=stable_id)
 @pytest.mark.parametrize(
     "make",
     [
@@ -368,7 +368,7 @@ def test_a_seed_that_is_no_whole_number_is_refused_at_the_door(make, seed):
         make(seed)
 
 
-@pytest.mark.parametrize("seed", [0, -1, 2**64 - 1, -(2**63)], ids=str)
+@pytest.mark.parametrize("seed", [0, -1, 2**64 - 1, -(2**63)], ids=stable_id)
 def test_every_seed_that_torch_takes_is_taken(seed):
     ready(seed=seed, traversal="boltzmann", mc_passes=2)(tiny_images(1))
 
@@ -433,7 +433,7 @@ def test_features_that_cannot_be_read_are_refused():
 images = tiny_images(2)
 
 
-@pytest.mark.parametrize("model", [None, 3, "resnet18", [nn.Flatten()]], ids=str)
+@pytest.mark.parametrize("model", [None, 3, "resnet18", [nn.Flatten()]], ids=stable_id)
 def test_models_that_cannot_be_called_are_refused(model):
     with pytest.raises(ht.ModelError, match=r"model must be an nn\.Module or a callable that returns logits; got"):
         ht.ITS(model)

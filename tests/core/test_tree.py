@@ -17,7 +17,7 @@ from headtilt.confidence import Orbit
 from headtilt.evidence import Evidence
 from headtilt.search.tree import RANKINGS, Tree, count_labels, expand, rank, root_beam, search, select
 
-from .toys import curvature_by_hand, evidence_of
+from .toys import curvature_by_hand, evidence_of, stable_id
 
 RIGHT, DOWN = ht.translate_x(1.0), ht.translate_y(1.0)
 EYE = torch.eye(3, dtype=torch.float64)
@@ -469,7 +469,7 @@ def test_where_confidence_is_not_energy_the_two_rankings_differ():
 @pytest.mark.parametrize(
     ("confidence", "ranking"),
     [("group", "energy"), ("energy", "last"), ("bayesian", "last"), (lambda evidence, orbit: evidence.energy, "last")],
-    ids=str,
+    ids=stable_id,
 )
 def test_only_curvatures_are_ranked_by_energy_unless_asked_for(confidence, ranking):
     assert Tree((RIGHT,), samples=5, confidence=confidence).ranking == ranking

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,3 +164,8 @@ def curvature_by_hand(energy: Sequence[float], group: OneParameterGroup, width: 
     length = np.linalg.norm(generator - generator @ generator)
     second = [at(smooth, n + 1) + at(smooth, n - 1) - 2 * smooth[n] for n in range(count)]
     return np.array(second) / length**2
+
+
+def stable_id(value: object) -> str:
+    """Return a test's name for a value: the same in every process, so without addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
