@@ -135,6 +135,7 @@ class SearchResult:
         hypotheses: The final beam, best first: poses, labels and confidences of the rivals too.
         trace: One `LevelTrace` per level, from the root down; a `LatticeTrace` for a search over the whole group.
             Images that a gate let go early hold NaN, −1 or False there; it is empty where all of them went.
+        bare: (B, Y), the bare model's own logits of the images as they came.
         gated: (B,), whether the gate kept the bare model's own answer.
         images: (B, C, H, W), the images as they came.
         padding: How views were padded.
@@ -146,6 +147,7 @@ class SearchResult:
     views: Tensor
     hypotheses: Beam
     trace: Trace
+    bare: Tensor
     gated: Tensor
     images: Tensor
     padding: Padding = "zeros"
@@ -252,6 +254,7 @@ def concatenate(results: Sequence[SearchResult]) -> SearchResult:
         logits=torch.cat([result.logits for result in results]),
         pose=torch.cat([result.pose for result in results]),
         views=torch.cat([result.views for result in results]),
+        bare=torch.cat([result.bare for result in results]),
         gated=torch.cat([result.gated for result in results]),
         images=torch.cat([result.images for result in results]),
         hypotheses=_stack([result.hypotheses for result in results]),

@@ -293,6 +293,7 @@ class ITS(nn.Module):
             views=found.views,
             hypotheses=found.beam,
             trace=found.trace,
+            bare=bare.logits,
             gated=kept,
             images=images,
             padding=self.padding,

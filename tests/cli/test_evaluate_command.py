@@ -90,7 +90,7 @@ def test_out_holds_the_report_with_its_origin_and_the_plots(call, tmp_path):
     kept = json.loads((tmp_path / "kept" / "digits-rotation-seed0.json").read_text(encoding="utf-8"))
     printed = json.loads(result.stdout)
     assert {key: kept[key] for key in printed} == printed
-    assert kept["command"].startswith("headtilt ")
+    assert kept["command"].startswith("headtilt")
     assert set(kept["versions"]) == {"python", "torch", "headtilt"}
     assert set(kept["hardware"]) == {"cpu", "threads", "gpu"}
     assert kept["date"][:2] == "20"

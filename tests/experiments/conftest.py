@@ -15,7 +15,7 @@ from headtilt.gate import fit_detector
 from headtilt.models import zoo
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # for longer it would reach tests of other folders
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:

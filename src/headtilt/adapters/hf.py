@@ -45,11 +45,14 @@ def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
     """
     try:
         from transformers import AutoImageProcessor, AutoModelForImageClassification
+        from transformers import __version__ as version
     except ImportError as error:
         raise MissingExtraError("transformers", "hf") from error
     try:
         model = AutoModelForImageClassification.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
-        processor = AutoImageProcessor.from_pretrained(name, use_fast=False)
+        # The PIL classes, which need no torchvision; version 5 names them otherwise.
+        plain: dict[str, Any] = {"backend": "pil"} if int(version.split(".")[0]) >= 5 else {"use_fast": False}
+        processor = AutoImageProcessor.from_pretrained(name, **plain)
     except (OSError, ValueError) as error:
         raise DataError(
             f"hf:{name} is neither a checkpoint folder nor a name on the hub that can be reached: {error}"

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from headtilt.experiments.report import fractions, need_matplotlib, networks, wr
 from headtilt.groups import decompose
 from headtilt.models import zoo
 from headtilt.presets import fast, paper3
-from headtilt.result import LatticeTrace, LevelTrace, SearchResult
+from headtilt.result import SearchResult
 from headtilt.wrapper import ITS
 
 if TYPE_CHECKING:
@@ -209,14 +209,12 @@ def pictures(
     images, truth = tilted.images[:SHOWN], tilted.labels[:SHOWN]
     walking = ITS(robust.model, robust.plan.levels, confidence="energy", calibrator=robust.calibrator)
     walking.predictor = robust.predictor
-    alone = robust.predictor(images).labels.cpu()
     found, walked = robust.search(images), walking.search(images)
-    number = choose(found, walked, alone, truth)
+    number = choose(found, walked, truth)
     many = f"accuracy (%), {report['count']} tilted digits, {networks(report)}"
-    strip = before_search(robust.search(images[:10]), alone[:10])
     figures = {
         "accuracy": plot.bars(fractions(report), title="Tilted digits", highlight=[OURS], xlabel=many),
-        "before-after": plot.before_after(strip, count=10, names=names, truth=truth),
+        "before-after": plot.before_after(found, count=10, names=names, truth=truth),
         "tree": plot.tree(walked, number, names=names),
         "orbit": plot.orbit(walking, images[number], names=names),
     }
@@ -225,23 +223,10 @@ def pictures(
     return words, [plot.save(figure, out / f"{name}.png") for name, figure in figures.items()]
 
 
-def choose(found: SearchResult, walked: SearchResult, alone: Tensor, truth: Tensor) -> int:
+def choose(found: SearchResult, walked: SearchResult, truth: Tensor) -> int:
     """Return the first digit, turned by 60° to 150°, that the network alone gets wrong and both searches right."""
-    level = walked.trace[0]
-    assert isinstance(level, LevelTrace)
-    root = level.labels[:, 0, len(level.parameters) // 2].cpu()
+    alone = found.bare.argmax(1).cpu()
     turned = decompose(walked.perturbation.double()).rotation.abs().rad2deg().cpu()
-    rescued = (alone != truth) & (found.labels.cpu() == truth) & (walked.labels.cpu() == truth) & (root == alone)
+    rescued = (alone != truth) & (found.labels.cpu() == truth) & (walked.labels.cpu() == truth)
     good = rescued & (turned > 60) & (turned < 150) & ~found.gated.cpu()
     return int((good.float() + rescued.float()).argmax())
-
-
-def before_search(result: SearchResult, alone: Tensor) -> SearchResult:
-    """Return the result with the network's own labels (B,) at the identity, where the head's would be shown."""
-    if not result.trace:
-        return result
-    level = result.trace[0]
-    assert isinstance(level, LatticeTrace)
-    labels = level.labels.clone()
-    labels[:, labels.shape[1] // 2] = alone.to(labels)
-    return replace(result, trace=(replace(level, labels=labels),))

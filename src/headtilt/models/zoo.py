@@ -103,13 +103,14 @@ def fresh(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = empty(name)
-    how = "plain" if augment is None else "augmented"
+    recipe = recipe or RECIPES[name]
+    how = f"{'plain' if augment is None else 'augmented'}-{recipe.epochs}"
     checkpoint = cache_folder() / "zoo" / f".{name}-{how}-{seed}.partial.safetensors"
     return train(
         network,
         data.images,
         data.labels,
-        recipe or RECIPES[name],
+        recipe,
         seed=seed,
         device=device,
         augment=augment,

@@ -31,7 +31,6 @@ from headtilt.plot.style import (
     natural_ticks,
     new_figure,
     pixels_of,
-    root_labels,
     say,
     scaled,
     style_axes,
@@ -176,7 +175,10 @@ def before_after(
     pitch, drop, left = max(width, 0.8) + 0.18, height + 0.8, 1.05
     figure, axes = canvas(left + count * pitch, drop + height + 0.4, 0.9)
     turns = decompose(result.pose[:count].double()).rotation.rad2deg().tolist()
-    rows = ("input", result.images, root_labels(result)), ("canonical", result.canonical(), result.labels.tolist())
+    rows = (
+        ("input", result.images, result.bare.argmax(1).tolist()),
+        ("canonical", result.canonical(), result.labels.tolist()),
+    )
     for row, (word, images, answers) in enumerate(rows):
         top, low, pixels = -0.05 - row * drop, -0.05 - row * drop - height, pixels_of(images[:count])
         say(axes, left - 0.12, top - height / 2, word, 9, ha="right", weight="bold")

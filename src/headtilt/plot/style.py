@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headtilt.errors import MissingExtraError, OptionError
 from headtilt.groups import Group, Reflection
-from headtilt.result import LevelTrace, SearchResult
+from headtilt.result import SearchResult
 from headtilt.warp import warp
 from headtilt.wrapper import ITS
 
@@ -165,16 +164,3 @@ def thumb_size(result: SearchResult) -> tuple[float, float]:
     """Return width and height of a thumbnail whose longer side is 1."""
     height, width = result.images.shape[-2:]
     return width / max(height, width), height / max(height, width)
-
-
-def root_labels(result: SearchResult) -> list[int]:
-    """Return what was said of the images as they came: of the identity, or at once where an image was not searched."""
-    if not result.trace:
-        return [int(label) for label in result.labels]
-    first = result.trace[0]
-    poses, labels = (
-        (first.poses()[:, 0], first.labels[:, 0]) if isinstance(first, LevelTrace) else (first.poses, first.labels)
-    )
-    nearest = (poses - torch.eye(3).to(poses)).flatten(-2).norm(dim=-1).argmin(dim=-1, keepdim=True)
-    found = labels.gather(1, nearest)[:, 0]
-    return [int(label) for label in torch.where(found < 0, result.labels, found)]

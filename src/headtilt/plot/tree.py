@@ -21,7 +21,6 @@ from headtilt.plot.style import (
     group_title,
     hue,
     natural,
-    root_labels,
     say,
     scaled,
     style_axes,
@@ -59,7 +58,7 @@ class TreePicture:
 
     def __init__(self, result: SearchResult, index: int, names: Sequence[str] | None, limit: int) -> None:
         self.result, self.index, self.names = result, index, names
-        self.alone = root_labels(result)[index]
+        self.alone = int(result.bare[index].argmax())
         self.trace = [level for level in result.trace if isinstance(level, LevelTrace)]
         if len(self.trace) < len(result.trace):
             raise OptionError("result must come from search='tree' to be drawn as one. Use before_after instead.")
