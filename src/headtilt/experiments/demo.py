@@ -59,7 +59,7 @@ class Size:
     views: int = 24
 
 
-FULL = Size(2, 300, 50, HeadRecipe(rounds=6, hidden=128, steps=48, pool=500, batch=64))
+FULL = Size(1, 400, 50, HeadRecipe(rounds=6, hidden=128, steps=48, pool=500, batch=64))
 QUICK = Size(1, 100, 10, HeadRecipe(rounds=4, hidden=64, steps=48), fit=500)
 
 
