@@ -15,7 +15,7 @@ from headtilt.groups import (
     translate_x,
     translate_y,
 )
-from headtilt.presets import paper3, paper5
+from headtilt.presets import accurate, fast, paper3, paper5
 from headtilt.result import SearchResult
 from headtilt.warp import warp
 from headtilt.wrapper import ITS
@@ -32,8 +32,10 @@ __all__ = [
     "OptionError",
     "SearchResult",
     "ShapeError",
+    "accurate",
     "compose",
     "decompose",
+    "fast",
     "paper3",
     "paper5",
     "reflection",

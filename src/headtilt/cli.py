@@ -86,9 +86,7 @@ Limit = Annotated[int, typer.Option(min=0, help="Most test images, chosen at ran
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the numbers.")] = Path("demo-output"),
     device: Device = "auto",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer images and a smaller head: half of the time.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer images and a smaller head: half of the time.")] = False,
 ) -> None:
     """Tilt a classifier's head: seven methods on tilted digits, a table and four pictures, in under a minute.
 
