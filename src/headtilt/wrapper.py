@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from headtilt import bundle
+from headtilt.borrow import Model
 from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
 from headtilt.errors import OptionError, ShapeError, is_number, one_of
-from headtilt.evidence import Evidence, Model, Predictor
+from headtilt.evidence import Evidence, Predictor
 from headtilt.fit import Fitter, Method
 from headtilt.gate import Gate, Promise
 from headtilt.groups import Group, rotation

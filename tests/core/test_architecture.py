@@ -20,6 +20,7 @@ ORDER = [
     "weights",
     "groups",
     "warp",
+    "borrow",
     "evidence",
     "confidence",
     "calibrate",

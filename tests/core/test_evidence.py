@@ -15,16 +15,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt import evidence as evidence_module
-from headtilt.evidence import (
-    Evidence,
-    Predictor,
-    automatic_chunk,
-    dropout_mask,
-    dropout_masks,
-    feature_layer,
-    undisturbed,
-)
+from headtilt import borrow
+from headtilt.borrow import dropout_mask, dropout_masks, undisturbed
+from headtilt.evidence import Evidence, Predictor, automatic_chunk, feature_layer
 
 from .toys import TinyNet, fingerprint, tiny_images, written_down
 
@@ -728,7 +721,7 @@ def test_the_locks_do_not_keep_models_alive():
 
     model = TinyNet()
     Predictor(model)(tiny_images(1))
-    assert model in evidence_module._LOCKS
+    assert model in borrow._LOCKS
     gone = weakref.ref(model)
     del model
     gc.collect()

@@ -19,8 +19,9 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt import confidence as measures
 from headtilt import evidence as evidence_module
+from headtilt.borrow import dropout_mask
 from headtilt.confidence import Orbit, curvature_operator
-from headtilt.evidence import Evidence, Predictor, dropout_mask
+from headtilt.evidence import Evidence, Predictor
 from headtilt.groups import invert
 from headtilt.search import tree as tree_module
 from headtilt.search.tree import Tree

@@ -1,0 +1,113 @@
+"""Borrowing a model: it works in eval mode or with sampled dropout for a while, and leaves exactly as it came."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+Model = nn.Module | Callable[[Tensor], Any]
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS_GUARD = threading.Lock()
+
+
+@contextmanager
+def undisturbed(model: Model) -> Iterator[None]:
+    """Put the model in eval mode; restore every mode, buffer and the random streams on leaving, whatever happened.
+
+    One thread at a time may borrow a model, since modes and hooks belong to the model and not to the caller.
+    """
+    if not isinstance(model, nn.Module):
+        with _forked_random():
+            yield
+        return
+    with _LOCKS_GUARD:
+        lock = _LOCKS.setdefault(model, threading.RLock())
+    with lock, _forked_random():
+        modes = [(module, module.training) for module in model.modules()]
+        # Not `Tensor._version`: neither batch norm nor writes through `.data` raise it.
+        buffers = [
+            (module, {name: (b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()})
+            for module in model.modules()
+        ]
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for module, kept in buffers:
+                _restore(module, kept)
+
+
+def _restore(module: nn.Module, buffers: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
+    """Give a module back the very buffers it had, with the values they had; those made in the meantime go."""
+    for name in [name for name, _ in module._buffers.items() if name not in buffers]:
+        del module._buffers[name]
+    for name, (buffer, value) in buffers.items():
+        module._buffers[name] = buffer
+        # Only where it differs: a write, even of the same values, would invalidate a graph that somebody still holds.
+        if buffer is not None and value is not None and not torch.equal(buffer, value):
+            with torch.inference_mode():
+                buffer.copy_(value)
+
+
+@contextmanager
+def _forked_random() -> Iterator[None]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+@contextmanager
+def dropout_masks(layers: list[nn.Module], passes: range, seed: int) -> Iterator[list[int]]:
+    """Make dropout layers multiply by the masks of these passes: the first one repeats its views once per pass.
+
+    Each view leaves the first layer `len(passes)` times, pass by pass, so everything before it runs once and everything
+    behind it as one batch. The layers stay in eval mode; only their output is replaced. Yields a list that collects how
+    many elements one view has at each of them.
+    """
+    repeated = False
+    sizes: list[int] = []
+    calls = dict.fromkeys(layers, 0)
+
+    def sample(number: int, module: nn.Module, output: Tensor) -> Tensor:
+        nonlocal repeated
+        views = output.unflatten(0, (len(passes), -1)) if repeated else output[None]
+        repeated = True
+        sizes.append(views[0, 0].numel())
+        call, calls[module] = calls[module], calls[module] + 1
+        shape = views.shape[2:] if isinstance(module, nn.Dropout) else (views.shape[2], *[1] * (views.ndim - 3))
+        keys = [(seed, one, number, call) for one in passes]
+        masks = torch.stack([dropout_mask(shape, float(module.p), key) for key in keys])  # type: ignore[arg-type]
+        return (views * masks.to(output)[:, None]).flatten(0, 1)
+
+    handles = [
+        layer.register_forward_hook(lambda module, _, output, number=number: sample(number, module, output))
+        for number, layer in enumerate(layers)
+    ]
+    try:
+        yield sizes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int, int]) -> Tensor:
+    """Return one draw of the paper's Λ: zeros with probability `rate`, else 1 / (1 − rate), the same for the same key.
+
+    Args:
+        shape: Shape of one view's activations at that layer.
+        rate: Dropout rate of the layer.
+        key: (seed, pass, layer, call).
+    """
+    generator = torch.Generator().manual_seed(hash(key))
+    keep = torch.rand(shape, generator=generator) >= rate
+    return keep / max(1 - rate, torch.finfo(torch.float32).tiny)
