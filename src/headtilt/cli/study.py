@@ -1,85 +1,22 @@
-"""The command line: ``headtilt demo``, ``evaluate``, ``train``, ``doctor``; needs the extra ``headtilt[cli]``."""
+"""Commands that measure: ``demo``, ``evaluate``, ``train``."""
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-from typer.core import TyperGroup
 
-import headtilt
-from headtilt.errors import HeadtiltError
+from headtilt.cli.app import Data, Device, Limit, Seed, app, command, progress
 
 if TYPE_CHECKING:
     from headtilt.experiments.evaluate import Evaluation
 
-Tell = Callable[[str, int, int], None]
 METHODS = "vanilla,tta-mean,tta-max,energy,paper3,balanced,head-features+gate"
 RECIPE = 256, 24  # width of a head and most rounds, as `HeadRecipe` has them
-
-
-class Guarded(TyperGroup):
-    """Commands whose errors are one line: ``error: …`` and exit code 2; 130 after Ctrl-C."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; with --debug errors come with their traceback."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise typer.Exit(130) from error
-        except BrokenPipeError:
-            raise
-        except (HeadtiltError, OSError) as error:
-            if ctx.params.get("debug") or os.environ.get("HEADTILT_DEBUG", "") not in ("", "0"):
-                raise
-            said = " ".join(str(error).split())
-            Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error: {escape(said)}[/red]")
-            raise typer.Exit(2) from error
-
-
-app = typer.Typer(
-    cls=Guarded,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="[dim]$[/dim] headtilt demo\n\n[dim]$[/dim] headtilt evaluate digits --networks 2",
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(headtilt.__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (also: HEADTILT_DEBUG=1).")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Make any trained image classifier robust to rotation, scale and shear at inference, without retraining."""
-
-
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …; auto is the GPU where there is one.")]
-Data = Annotated[
-    list[Path] | None,
-    typer.Option("--data", metavar="FOLDER", help="Where to look for data, once or more; else HEADTILT_DATA."),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seeds tilts and everything that is fitted.")]
-Limit = Annotated[int, typer.Option(min=0, help="Most test images, chosen at random but always the same; 0 for all.")]
 
 
 @app.command(epilog="[dim]$[/dim] headtilt demo --out pictures\n\n[dim]$[/dim] headtilt demo --quick")
@@ -101,8 +38,8 @@ def demo(
         QUICK if quick else FULL,
         device=resolve_device(device),
         console=Console(highlight=False),
-        progress=_progress,
-        about=metadata(_command()),
+        progress=progress,
+        about=metadata(command()),
     )
 
 
@@ -182,7 +119,7 @@ def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
 
     if out is not None:
         reports.need_matplotlib()
-    with _progress() as tell:
+    with progress() as tell:
         found = evaluation.run(tell)
     found["notes"] = notes(evaluation)
     if as_json:
@@ -193,7 +130,7 @@ def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
     for note in found["notes"]:
         aside.print(f"[yellow]note:[/yellow] {escape(note)}")
     if out is not None:
-        for path in reports.write(out, {**found, **reports.metadata(_command())}):
+        for path in reports.write(out, {**found, **reports.metadata(command())}):
             aside.print(f"[dim]wrote[/dim] {escape(str(path))}")
 
 
@@ -214,7 +151,7 @@ def train(
     from headtilt.experiments.training import Training
 
     training = Training(dataset, seed, resolve_device(device), data, out, epochs, force)
-    with _progress() as tell:
+    with progress() as tell:
         trained = training.run(lambda done, total, loss: tell(f"{dataset}:{seed}, loss {loss:.3f}", done, total))
     console = Console(highlight=False, soft_wrap=True)
     accuracy = f"[bold]{trained.accuracy:.2f} %[/bold] of {trained.count:,} validation images right"
@@ -223,63 +160,3 @@ def train(
     console.print(f"weights: {escape(str(trained.path))}{there}")
     if trained.shadowed:
         console.print("[yellow]note:[/yellow] headtilt goes on using the packaged weights of this network.")
-
-
-@app.command()
-def doctor(data: Data = None) -> None:
-    """Say what is installed and found: packages, devices, data sets, trained networks."""
-    from headtilt.experiments import report
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    versions = report.metadata("")["versions"]
-    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
-    for extra, packages in report.extras().items():
-        found = [f"{name} {version or '[red]missing[/red]'}" for name, version in packages]
-        missing = any(version is None for _, version in packages)
-        table.add_row(
-            escape(f"[{extra}]"), ", ".join(found) + (f"  → pip install 'headtilt\\[{extra}]'" if missing else "")
-        )
-    for number, device in enumerate(report.devices()):
-        table.add_row("" if number else "devices", escape(device))
-    for number, (name, place) in enumerate(report.data_found(data).items()):
-        table.add_row(
-            "" if number else "data", f"{name}: " + ("[dim]not found[/dim]" if place is None else escape(place))
-        )
-    for kind, names in report.zoo_found().items():
-        table.add_row(f"{kind} networks", ", ".join(names) or "[dim]none[/dim]")
-    Console(highlight=False).print(table)
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """Yield what shows progress and the time left on stderr: a bar, or a line per stage where nobody watches."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        last = ""
-
-        def line(what: str, done: int, total: int) -> None:  # noqa: ARG001
-            nonlocal last
-            stage = what.partition(", loss")[0]
-            if stage != last:
-                last = stage
-                console.print(stage, highlight=False, markup=False, soft_wrap=True)
-
-        yield line
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    times = (TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def tell(what: str, done: int, total: int) -> None:
-            if bar.tasks[0].total != total:
-                bar.reset(task, total=total)
-            bar.update(task, completed=done, description=escape(what))
-
-        yield tell
-
-
-def _command() -> str:
-    return shlex.join(["headtilt", *sys.argv[1:]])

@@ -1,0 +1,110 @@
+"""What all commands share: the app, its errors, common options, progress."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typer.core import TyperGroup
+
+import headtilt
+from headtilt.errors import HeadtiltError
+
+Tell = Callable[[str, int, int], None]
+
+
+class Guarded(TyperGroup):
+    """Commands whose errors are one line: ``error: …`` and exit code 2; 130 after Ctrl-C."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; with --debug errors come with their traceback."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(130) from error
+        except BrokenPipeError:
+            raise
+        except (HeadtiltError, OSError) as error:
+            if ctx.params.get("debug") or os.environ.get("HEADTILT_DEBUG", "") not in ("", "0"):
+                raise
+            said = " ".join(str(error).split())
+            Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error: {escape(said)}[/red]")
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=Guarded,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="[dim]$[/dim] headtilt demo\n\n[dim]$[/dim] headtilt evaluate digits --networks 2",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(headtilt.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (also: HEADTILT_DEBUG=1).")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Make any trained image classifier robust to rotation, scale and shear at inference, without retraining."""
+
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …; auto is the GPU where there is one.")]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option("--data", metavar="FOLDER", help="Where to look for data, once or more; else HEADTILT_DATA."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seeds tilts and everything that is fitted.")]
+Limit = Annotated[int, typer.Option(min=0, help="Most test images, chosen at random but always the same; 0 for all.")]
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """Yield what shows progress and the time left on stderr: a bar, or a line per stage where nobody watches."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = ""
+
+        def line(what: str, done: int, total: int) -> None:  # noqa: ARG001
+            nonlocal last
+            stage = what.partition(", loss")[0]
+            if stage != last:
+                last = stage
+                console.print(stage, highlight=False, markup=False, soft_wrap=True)
+
+        yield line
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    times = (TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn())
+    with Progress(*columns, *times, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            if bar.tasks[0].total != total:
+                bar.reset(task, total=total)
+            bar.update(task, completed=done, description=escape(what))
+
+        yield tell
+
+
+def command() -> str:
+    """Return the command line as it was typed."""
+    return shlex.join(["headtilt", *sys.argv[1:]])
