@@ -20,6 +20,7 @@ class Adapted:
         resize: Shorter side to which photographs are resized before the centre square is cut.
         padding: How views should be padded; photographs by reflection.
         name: What reports call it.
+        channels: 3 for colour, 1 for greyscale.
     """
 
     model: nn.Module
@@ -28,3 +29,4 @@ class Adapted:
     resize: int
     padding: Padding
     name: str
+    channels: int = 3

@@ -74,8 +74,8 @@ def _from_hub(name: str, device: str) -> Adapted:
 
 def _from_zoo(spec: str, device: str) -> Adapted:
     name, _ = zoo.parse(spec)
-    side = zoo.SHAPES[name].size
-    return Adapted(zoo.load(spec, device=device), None, side, side, "zeros", spec)
+    shape = zoo.SHAPES[name]
+    return Adapted(zoo.load(spec, device=device), None, shape.size, shape.size, "zeros", spec, shape.channels)
 
 
 def _from_python(rest: str, device: str) -> Adapted:

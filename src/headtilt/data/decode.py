@@ -65,7 +65,7 @@ def _decode(path: Path, size: int | None, channels: int, stretch: bool) -> NDArr
         raise MissingExtraError("pillow", "data") from error
     try:
         with Image.open(path) as file:
-            image = _flatten(ImageOps.exif_transpose(file), "RGB" if channels == 3 else "L")
+            image = flattened(ImageOps.exif_transpose(file), "RGB" if channels == 3 else "L")
     except Exception as error:
         # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more for a broken file.
         raise DataError(
@@ -78,7 +78,7 @@ def _decode(path: Path, size: int | None, channels: int, stretch: bool) -> NDArr
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _flatten(image: Image, mode: str) -> Image:
+def flattened(image: Image, mode: str) -> Image:
     """Return the image in RGB or L, 16-bit values scaled to bytes and transparency laid over black."""
     from PIL import Image as Pillow
 
