@@ -1,0 +1,70 @@
+"""Commands beyond one image and one terminal: ``predict``, ``serve``, ``playground``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from headtilt.cli.app import Device, app, progress
+
+Model = Annotated[str, typer.Option(help="The classifier; a wrong spec lists the kinds there are.", metavar="SPEC")]
+Bundle = Annotated[
+    Path | None, typer.Option(help="Folder of a fitted bundle; without one the search is bare.", metavar="FOLDER")
+]
+Levels = Annotated[str, typer.Option(help="What is searched where there is no bundle: rotation,scale,shear,…")]
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt predict ./photos --model hf:FOLDER --bundle fitted --out rows\n\n"
+    "[dim]$[/dim] headtilt predict 'shards/{000..127}.tar' --model hf:FOLDER --out rows --engine ray --actors 8\n\n"
+    "The rows lie in part-….parquet, which any reader of parquet opens as one table. Started again with the same "
+    "arguments, a run that was killed computes only what is missing. Ray's usage statistics are off unless "
+    "RAY_USAGE_STATS_ENABLED=1 is set."
+)
+def predict(
+    source: Annotated[str, typer.Argument(help="A folder, a quoted glob, parquet files, or WebDataset tars.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="Folder for the rows; a folder of its own.")],
+    bundle: Bundle = None,
+    levels: Levels = "rotation",
+    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT; else one is started here.")
+    ] = None,
+    actors: Annotated[int, typer.Option(min=1, help="Copies of the model on Ray.")] = 2,
+    cpus: Annotated[int, typer.Option(min=1, help="Cores for each copy on Ray: it decodes on them too.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs for each copy on Ray; 0.5 puts two copies on one.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Images per search.")] = 64,
+    shard_rows: Annotated[int, typer.Option(min=1, help="Rows per output file.")] = 2000,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that decode; else one per core, at most 8.")
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Column of parquet files with images or paths.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Classify any number of images into parquet files: resumable, one row per input, broken ones with their error."""
+    from headtilt.apps.batch import predict as run_batch
+    from headtilt.apps.batch_plan import Job
+    from headtilt.apps.batch_ray import Cluster
+    from headtilt.apps.wrapped import Wrapped
+    from headtilt.errors import one_of
+    from headtilt.experiments.report import resolve_device
+
+    one_of("engine", engine, ("local", "ray"))
+    on_gpu = engine == "ray" and gpus > 0
+    # On Ray the driver only reads the fingerprint: the actors choose their own device.
+    where = "cpu" if engine == "ray" else resolve_device(device)
+    wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, where)
+    job = Job(source, out, wrapped, column, batch, shard_rows, threads)
+    cluster = Cluster(address, actors, cpus, gpus, "cuda" if on_gpu else "cpu")
+    with progress() as tell:
+        run = run_batch(job, cluster.compute if engine == "ray" else None, tell)
+    console, errors = Console(highlight=False, soft_wrap=True), run.errors()
+    console.print(f"[bold]{run.count:,}[/bold] rows in {run.shards:,} files: {escape(str(out))}")
+    if errors:
+        console.print(f"[yellow]{errors:,}[/yellow] of them hold an error instead of an answer (column error).")
