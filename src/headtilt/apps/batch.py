@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from headtilt.errors import DataError
 from headtilt.wrapper import ITS
 
 AHEAD = 4  # batches that are decoded while one is searched
+ADDRESS = re.compile(r" ?<[^<>]* object at 0x[0-9a-f]+>")
 Tell = Callable[[str, int, int], None]
 
 
@@ -126,7 +128,8 @@ def ready(path: str, payload: bytes | Path | DataError, adapted: Adapted) -> tup
     try:
         return path, square(read(payload), adapted)
     except DataError as error:
-        return path, error
+        # Pillow names the object in memory that it read from, which would make each run's rows its own.
+        return path, DataError(ADDRESS.sub("", str(error)))
 
 
 def square(image: Tensor, adapted: Adapted) -> Tensor:

@@ -7,6 +7,7 @@ same name: no row can be lost or come twice.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,6 +114,9 @@ class Cluster:
             import ray.data
         except ImportError as error:
             raise MissingExtraError("ray", "ray") from error
+        # Ray Data tells its own progress, line by line; `tell` says it once.
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
         if ray.is_initialized():  # by whoever calls this from Python
             yield ray
             return
@@ -125,8 +129,6 @@ class Cluster:
             raise DataError(
                 f"address must be that of a Ray cluster; {self.address!r} did not answer: {error}"
             ) from error
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
         try:
             yield ray
         finally:
