@@ -68,3 +68,46 @@ def predict(
     console.print(f"[bold]{run.count:,}[/bold] rows in {run.shards:,} files: {escape(str(out))}")
     if errors:
         console.print(f"[yellow]{errors:,}[/yellow] of them hold an error instead of an answer (column error).")
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt serve --model hf:FOLDER --bundle fitted\n\n"
+    "[dim]$[/dim] curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/classify\n\n"
+    "[dim]$[/dim] curl -F file=@photo.jpg 'http://127.0.0.1:8000/explain?format=png' > search.png"
+)
+def serve(
+    model: Model,
+    bundle: Bundle = None,
+    levels: Levels = "rotation",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is everybody's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Images per search.")] = 32,
+    max_wait_ms: Annotated[int, typer.Option(min=1, help="How long the first of a batch waits for others.")] = 5,
+    queue: Annotated[int, typer.Option(min=1, help="Requests inside at once; more are answered with 503.")] = 256,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, help="Most bytes of a body; more are answered with 413.")
+    ] = 10_000_000,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image; also 413.")] = 25_000_000,
+    upload_seconds: Annotated[float, typer.Option(min=0.1, help="For a body to arrive; then 408.")] = 10.0,
+    answer_seconds: Annotated[float, typer.Option(min=0.1, help="For an answer; then 503.")] = 30.0,
+    device: Device = "auto",
+) -> None:
+    """Answer over HTTP: /classify, /explain, /healthz, /readyz, /metrics, /openapi.json; requests are batched.
+
+    It listens on this machine alone unless --host says otherwise, and knows no passwords: put a proxy in front of it.
+    """
+    from headtilt.apps.serve import make_app
+    from headtilt.apps.serve import serve as run_service
+    from headtilt.apps.serve_limits import Limits
+    from headtilt.apps.wrapped import Wrapped
+    from headtilt.experiments.report import resolve_device
+
+    limits = Limits(max_bytes, max_pixels, upload_seconds, answer_seconds, queue, max_batch, max_wait_ms)
+    wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, resolve_device(device))
+    service = make_app(*wrapped.load(), limits)
+    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    aside.print(f"[bold]{escape(model)}[/bold] at http://{host}:{port}/classify")
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        aside.print("[yellow]note:[/yellow] others can reach this address, and nobody is asked for a password.")
+    run_service(service, host, port, limits)
