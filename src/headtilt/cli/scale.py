@@ -111,3 +111,36 @@ def serve(
     if host not in ("127.0.0.1", "::1", "localhost"):
         aside.print("[yellow]note:[/yellow] others can reach this address, and nobody is asked for a password.")
     run_service(service, host, port, limits)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt playground\n\n"
+    "[dim]$[/dim] headtilt playground --model hf:FOLDER --bundle fitted --examples ./photos\n\n"
+    "Everything runs on this machine. Gradio's analytics are off unless GRADIO_ANALYTICS_ENABLED=True is set."
+)
+def playground(
+    model: Annotated[str | None, typer.Option(help="A classifier of your own; else digits.", metavar="SPEC")] = None,
+    bundle: Bundle = None,
+    examples: Annotated[
+        Path | None, typer.Option(help="Folder of images to begin with, where there is a --model.", metavar="FOLDER")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 7860,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Tilt images in the browser and see the classifier tilt its head back: five methods side by side."""
+    from headtilt.apps.playground import make_page, options
+    from headtilt.apps.playground_methods import digits_stage, own_stage
+    from headtilt.errors import OptionError
+    from headtilt.experiments.report import calm_threads, need_matplotlib, resolve_device
+
+    need_matplotlib()
+    calm_threads()
+    if model is None and (bundle is not None or examples is not None):
+        raise OptionError("model must be given where bundle or examples are; they belong to a model. Add --model SPEC.")
+    with progress() as tell:
+        stage = digits_stage(tell) if model is None else own_stage(model, bundle, examples, resolve_device(device))
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"playground at [bold]http://{host}:{port}[/bold]")
+    make_page(stage).launch(server_name=host, server_port=port, inbrowser=open_browser, **options())
