@@ -169,7 +169,12 @@ def _chosen(gradio: Any, play: Play) -> Callable[..., Any]:
 def options() -> dict[str, Any]:
     """Return how to launch a page: its looks, no link to anywhere, no telemetry."""
     gradio = _gradio()
-    plain = {"block_title_background_fill": "none", "block_title_padding": "0", "block_border_width": "1px"}
+    plain = {
+        "block_title_background_fill": "none",
+        "block_title_padding": "0",
+        "block_border_width": "1px",
+        "block_radius": "14px",
+    }
     plain |= {"block_shadow": "none", "body_background_fill": "*neutral_50"}
     ink = {"block_title_text_color": "*body_text_color", "block_border_color": "*neutral_200"}
     theme = gradio.themes.Soft(
