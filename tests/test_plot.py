@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import headtilt as ht
+from core.toys import ungated
 from headtilt import plot
 from headtilt.gate import Gate
 from headtilt.plot import style
@@ -39,7 +40,7 @@ def pictures(count=3, channels=1, size=12):
 
 @pytest.fixture(scope="module")
 def robust():
-    return ht.ITS(network(), LEVELS, samples=9, confidence="energy")
+    return ungated(network(), LEVELS, samples=9, confidence="energy")
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ class TestTree:
         assert sum(word in ("H0", "H1", "H2") for word in words) == 3 + 3 + 3 + 3 + 3 + 1
 
     def test_the_line_into_the_canonical_image_is_that_of_the_hypothesis_that_won(self):
-        robust = ht.ITS(network(), LEVELS[:2], samples=9, confidence="energy", ranking="support")
+        robust = ungated(network(), LEVELS[:2], samples=9, confidence="energy", ranking="support")
         result = robust.search(pictures(40))
         last = result.trace[-1]
         winners = []
@@ -176,7 +177,7 @@ class TestTree:
     def test_colour_wide_and_tall_images_keep_their_shape(self):
         for height, width in ((8, 14), (14, 8)):
             model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 14, 5))
-            result = ht.ITS(model, [ht.rotation(), ht.reflection()], samples=5, hypotheses=2).search(
+            result = ungated(model, [ht.rotation(), ht.reflection()], samples=5, hypotheses=2).search(
                 torch.rand(1, 3, height, width)
             )
             figure = plot.tree(result)
@@ -186,14 +187,14 @@ class TestTree:
             check_nothing_is_cut_off(figure)
 
     def test_an_answer_that_the_gate_kept_is_said_to_be(self):
-        result = ht.ITS(network(), LEVELS[:1], samples=9, gate=1e9).search(pictures())
+        result = ungated(network(), LEVELS[:1], samples=9, gate=1e9).search(pictures())
         assert bool(result.gated.all())
         words = texts(plot.tree(result, 0).axes[0])
         assert "the gate kept the model's own answer; 9 views" in words
 
     def test_an_image_that_left_before_the_search_has_no_rows(self):
         gate = Gate(0.0, exit_at=0.5, detector=lambda root: torch.tensor([1.0, 0.0, 0.0]))
-        result = ht.ITS(network(), LEVELS[:1], samples=9, gate=gate).search(pictures())
+        result = ungated(network(), LEVELS[:1], samples=9, gate=gate).search(pictures())
         counts = [len(plot.tree(result, index).axes[0].images) for index in range(3)]
         assert counts == [2, 9 + 2, 9 + 2]
         check_nothing_is_cut_off(plot.tree(result, 0))
@@ -208,7 +209,7 @@ class TestTree:
             plot.tree(result, max_views=0)
         with pytest.raises(ht.OptionError, match="names must hold a name for every label; got 1 names"):
             plot.tree(result, names=["one"])
-        joint = ht.ITS(network(), LEVELS, search="joint", budget=20).search(pictures())
+        joint = ungated(network(), LEVELS, search="joint", budget=20).search(pictures())
         with pytest.raises(ht.OptionError, match="search='tree'"):
             plot.tree(joint)
 
@@ -272,7 +273,7 @@ class TestOrbit:
         assert tick in [label.get_text() for label in figure.axes[2].get_xticklabels()]
 
     def test_a_calibrator_is_part_of_what_is_drawn(self, robust):
-        shifted = ht.ITS(network(), LEVELS, calibrator=lambda seen: ht.Evidence(seen.logits * torch.arange(5.0)))
+        shifted = ungated(network(), LEVELS, calibrator=lambda seen: ht.Evidence(seen.logits * torch.arange(5.0)))
         image = pictures()[0]
         plain, calibrated = (plot.orbit(wrapper, image, samples=24).axes[0] for wrapper in (robust, shifted))
         assert np.abs(plain.lines[0].get_ydata() - calibrated.lines[0].get_ydata()).max() > 0.05
@@ -350,7 +351,7 @@ class TestBeforeAfter:
         assert len(plot.before_after(result, count=8).axes[0].images) == 6
 
     def test_a_search_over_the_whole_group_can_be_shown_too(self):
-        robust = ht.ITS(network(), LEVELS, search="joint", budget=20)
+        robust = ungated(network(), LEVELS, search="joint", budget=20)
         result = robust.search(pictures())
         words = texts(plot.before_after(result, names=NAMES).axes[0])
         alone = robust.model(result.images).argmax(-1)

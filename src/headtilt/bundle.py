@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headtilt.calibrate import Balance, Neighbours, OrbitHead, Prototypes
 from headtilt.errors import DataError, HeadtiltError, OptionError
-from headtilt.gate import Detector, Gate
+from headtilt.gate import CautiousGate, Detector, Gate
 from headtilt.groups import Group, OneParameterGroup, Reflection
 from headtilt.weights import load_tensors, save_tensors
 
@@ -137,7 +137,7 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
     if kind == "batch":
         return "batch"
     if kind == "balance":
-        return Balance(tensors["bias"])
+        return Balance(tensors["bias"], tensors.get("weight"))
     if kind == "prototypes":
         return Prototypes(tensors["means"], tensors["scale"])
     if kind == "neighbours":
@@ -159,7 +159,9 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
     return head.eval().requires_grad_(False)
 
 
-def _describe_gate(gate: Gate) -> dict[str, Any]:
+def _describe_gate(gate: Gate | CautiousGate) -> dict[str, Any]:
+    if isinstance(gate, CautiousGate):
+        return {"margin": repr(gate.margin), "doubt": gate.doubt}
     # As words, since JSON has no infinity.
     return {
         "margin": repr(gate.margin),
@@ -168,7 +170,9 @@ def _describe_gate(gate: Gate) -> dict[str, Any]:
     }
 
 
-def _gate(stored: dict[str, Any], tensors: dict[str, Tensor]) -> Gate:
+def _gate(stored: dict[str, Any], tensors: dict[str, Tensor]) -> Gate | CautiousGate:
+    if "doubt" in stored:
+        return CautiousGate(float(stored["margin"]), float(stored["doubt"]))
     detector = None
     if stored["hidden"] is not None:
         detector = Detector(tensors["detector.mean"], tensors["detector.deviation"], int(stored["hidden"]))

@@ -21,32 +21,40 @@ from headtilt.evidence import Evidence, floored
 Calibrator = Callable[[Evidence], Evidence]
 OrbitSample = Callable[[Tensor, int], Evidence]
 """``(index (n,), seed) -> Evidence (n, V, …)``: fit images under random tilts, each seen from V views."""
+FEWEST_PER_CLASS = 20
 
 
 class Balance(nn.Module):
     """One number per class, added to its logit, so that classes win over orbits as often as they occur upright.
 
+    With enough images it is a linear map of the logits, which also knows which classes are mistaken for which.
+
     Args:
         bias: (Y,).
+        weight: (Y, Y), or None for the identity.
     """
 
     bias: Tensor
+    weight: Tensor | None
 
-    def __init__(self, bias: Tensor) -> None:
+    def __init__(self, bias: Tensor, weight: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("bias", bias.detach().clone())
+        self.register_buffer("weight", None if weight is None else weight.detach().clone())
 
     def forward(self, evidence: Evidence) -> Evidence:
         """Return the evidence with balanced logits."""
-        return Evidence(evidence.logits + self.bias.to(evidence.logits))
+        logits = evidence.logits
+        mapped = logits if self.weight is None else floored(logits) @ self.weight.to(logits).T
+        return Evidence(mapped + self.bias.to(logits))
 
 
 def fit_balance(orbit_scores: Tensor, prior: Tensor, *, iterations: int = 200) -> Balance:
     """Return the balance under which the classes won match the prior.
 
     Minimises mean_i logsumexp_y(R_iy + b_y) − prior·b + ridge·‖b‖²/2, whose gradient is the share of the classes won
-    minus the prior. The ridge is a Gaussian prior on b as wide as the scores themselves vary: it vanishes with many
-    images per class and keeps 1,000 classes sane with few.
+    minus the prior. The ridge is a Gaussian prior on b some times as wide as the scores themselves vary: it vanishes
+    with many images per class and keeps 1,000 classes sane with few.
 
     Args:
         orbit_scores: (n, Y), each image's largest logit per class over its orbit (or its logsumexp).
@@ -56,7 +64,7 @@ def fit_balance(orbit_scores: Tensor, prior: Tensor, *, iterations: int = 200) -
     scores, prior = orbit_scores.double(), prior.to(orbit_scores).double()
     # A class ruled out by −∞ has no deviation.
     width = scores.std(dim=0, correction=0).nanmean().nan_to_num(1.0).clamp_min(1e-6)
-    ridge = 1 / (len(scores) * width**2)
+    ridge = 0.1 / (len(scores) * width**2)
     bias = torch.zeros_like(prior)
     for _ in range(iterations):
         share = (scores + bias).softmax(dim=1)
@@ -68,9 +76,44 @@ def fit_balance(orbit_scores: Tensor, prior: Tensor, *, iterations: int = 200) -
     return Balance(bias.to(orbit_scores.dtype))
 
 
+def fit_map(orbits: Tensor, targets: Tensor, balance: Balance, *, best: bool = False, iterations: int = 60) -> Balance:
+    """Return the balance widened to a linear map of the logits, where there are images enough to fit one.
+
+    Maximises the likelihood of the classifier's own upright answers under the scores pooled over each orbit, with a
+    ridge that draws the map towards the identity: the fewer images, the stronger. A map from fewer than 20 images per
+    class would learn those images by heart, and the balance comes back as it was.
+
+    Args:
+        orbits: (n, V, Y), logits of the views of each fit image.
+        targets: (n,), the classifier's own label of each image upright.
+        balance: One number per class, where the map starts.
+        best: Whether an image is read out by its best view; else over all of them.
+        iterations: Of L-BFGS.
+    """
+    count, _, classes = orbits.shape
+    if count < FEWEST_PER_CLASS * classes:
+        return balance
+    identity = torch.eye(classes, device=orbits.device, dtype=orbits.dtype)
+    weight, bias = identity.clone().requires_grad_(), balance.bias.to(orbits).clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([weight, bias], max_iter=iterations, line_search_fn="strong_wolfe")
+    views = floored(orbits)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        scores = views @ weight.T + bias
+        pooled = scores.amax(1) if best else scores.logsumexp(1)
+        loss = F.cross_entropy(pooled, targets) + 2 / count * (weight - identity).square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(closure)
+    return Balance(bias, weight)
+
+
 def upright_prior(labels: Tensor, classes: int) -> Tensor:
-    """Return how often each class is predicted upright (Y,), with half an image added to each so that none is zero."""
-    counts = torch.bincount(labels, minlength=classes).double() + 0.5
+    """Return how often each class is predicted upright (Y,), drawn to equal shares as by five more images of each."""
+    counts = torch.bincount(labels, minlength=classes).double() + 5
     return counts / counts.sum()
 
 
@@ -86,6 +129,8 @@ class HeadRecipe:
         steps: Optimiser steps per round.
         batch: Images per step.
         views: Views of each image's orbit per step, drawn anew each time.
+        draws: After how many rounds the tilts of the first come again; None draws new ones each time, which costs
+            another look at every image. A slow model on a CPU is served by 2.
         patience: Rounds without improvement on the held-out fit images before it stops.
         learning_rate: Of AdamW, falling with a cosine.
     """
@@ -97,6 +142,7 @@ class HeadRecipe:
     steps: int = 64
     batch: int = 128
     views: int = 24
+    draws: int | None = None
     patience: int = 10
     learning_rate: float = 2e-3
 
@@ -105,6 +151,8 @@ class HeadRecipe:
         at_least("rounds", self.rounds, 0)
         for name in ("hidden", "pool", "steps", "batch", "views", "patience"):
             at_least(name, getattr(self, name), 1)
+        if self.draws is not None:
+            at_least("draws", self.draws, 1)
         positive("learning_rate", self.learning_rate)
 
 
@@ -192,7 +240,7 @@ def fit_head(
     if inputs is None:
         raise OptionError("source='features' needs a model whose features can be read; use source='logits'.")
     rows = inputs.flatten(0, -2)
-    per_class = len(train) >= 20 * classes
+    per_class = len(train) >= FEWEST_PER_CLASS * classes
     with torch.random.fork_rng(devices=[rows.device] if rows.device.type == "cuda" else []):
         torch.manual_seed(seed)
         head = OrbitHead(
@@ -207,9 +255,13 @@ def fit_head(
             head.parameters(), lr=recipe.learning_rate, weight_decay=0.01 if per_class else 0.2
         )
         best, best_loss, waited = copy.deepcopy(head.state_dict()), _loss(head, check, targets[held_out]), 0
+        kept: dict[int, tuple[Tensor, Evidence]] = {}
         for number in range(recipe.rounds):
-            pool = train[torch.randperm(len(train))[: recipe.pool].to(train.device)]
-            orbits = sample(pool, hash((seed, number + 1)))
+            draw = number % (recipe.draws or recipe.rounds)
+            if draw not in kept:
+                pool = train[torch.randperm(len(train))[: recipe.pool].to(train.device)]
+                kept[draw] = pool, sample(pool, hash((seed, number + 1)))
+            pool, orbits = kept[draw] if recipe.draws else kept.pop(draw)
             for step, batch in enumerate(_batches(len(pool), recipe.batch, recipe.steps)):
                 done = (number + step / recipe.steps) / recipe.rounds
                 for group in optimiser.param_groups:

@@ -14,6 +14,7 @@ from headtilt.calibrate import (
     HeadRecipe,
     fit_balance,
     fit_head,
+    fit_map,
     fit_neighbours,
     fit_prototypes,
     upright_prior,
@@ -26,8 +27,8 @@ from headtilt.result import Found
 from headtilt.search.joint import lattice, matrices, spread
 from headtilt.warp import Interpolation, Padding, check_images, warp
 
-Method = Literal["head", "balance", "prototypes", "neighbours", "keep"]
-METHODS = ("head", "balance", "prototypes", "neighbours", "keep")
+Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
+METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 100
 FEWEST = 8
 BALANCE_IMAGES = 2000
@@ -70,7 +71,7 @@ class Fitter:
         plan: The search that the calibrator and the gate will serve.
         padding: See `warp`.
         interpolation: See `warp`.
-        method: "head", "balance", "prototypes", "neighbours", or "keep" to fit a gate for `calibrator` alone.
+        method: "head", "balance", "bias", "prototypes", "neighbours", or "keep" to fit a gate for `calibrator` alone.
         calibrator: The calibrator to keep; None is the bare logits.
         recipe: How a head is trained.
         readout: What the search will answer with; the balance is fitted to the same.
@@ -145,11 +146,14 @@ class Fitter:
             # Not the held-out images: each would be its own nearest neighbour, and the gate is set by them.
             distances = fit_prototypes if self.method == "prototypes" else fit_neighbours
             return distances(upright.at(train), targets[train]), self.method
-        orbits = self._orbits(images, train[:BALANCE_IMAGES], self.seed)
-        pooled = orbits.logits.amax(1) if self.readout == "incumbent" else orbits.logits.logsumexp(1)
-        balance = fit_balance(pooled, upright_prior(targets, classes))
+        some = train[: max(BALANCE_IMAGES, 100 * classes)]
+        orbits = self._orbits(images, some, self.seed).logits
+        best = self.readout == "incumbent"
+        balance = fit_balance(orbits.amax(1) if best else orbits.logsumexp(1), upright_prior(targets, classes))
+        if self.method == "bias":
+            return balance, "bias"
         if self.method == "balance" or len(images) < FEWEST_FOR_HEAD:
-            return balance, "balance"
+            return fit_map(orbits, targets[some], balance, best=best), "balance"
 
         def told(done: int, total: int, loss: float) -> None:  # noqa: ARG001
             if self.progress is not None:

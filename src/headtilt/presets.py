@@ -14,13 +14,14 @@ def affine_levels() -> list[Group]:
 
 
 def paper3(mc_passes: int = 50) -> dict[str, Any]:
-    """Return the paper's ITS³: rotation, scale ±1/4, shear ±1/4; n = 17, K = 3, M = 50."""
+    """Return the paper's ITS³: rotation, scale ±1/4, shear ±1/4; n = 17, K = 3, M = 50; no gate."""
     return {
         "levels": affine_levels(),
         "samples": 17,
         "hypotheses": 3,
         "confidence": "group",
         "mc_passes": mc_passes,
+        "gate": None,
     }
 
 

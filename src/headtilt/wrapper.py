@@ -17,7 +17,7 @@ from headtilt.confidence import Confidence
 from headtilt.errors import OptionError, ShapeError, is_number, one_of
 from headtilt.evidence import Evidence, Predictor
 from headtilt.fit import Fitter, Method
-from headtilt.gate import Gate, Promise
+from headtilt.gate import CautiousGate, Gate, Promise
 from headtilt.groups import Group, rotation
 from headtilt.result import Found, SearchResult, concatenate, scatter
 from headtilt.search.anneal import Anneal
@@ -60,8 +60,8 @@ class ITS(nn.Module):
             uses logits alone.
         calibrator: From Evidence to Evidence; usually set by `fit`. "batch" balances each batch by itself, assuming
             that all classes are equally frequent in it.
-        gate: How strongly the search must beat the bare model's answer: plain log-odds, a `Gate`, or None for no gate;
-            usually set by `fit`.
+        gate: How strongly the search must beat the bare model's answer: "cautious" (fits any model, and costs upright
+            images next to nothing), plain log-odds, a `Gate`, or None for no gate. `fit` sets a far better one.
         **finer: The finer options of the search: width, accept, ranking, traversal, temperature (`Tree`); rounds
             (`Joint`); hot, cold, reach (`Anneal`).
 
@@ -91,7 +91,7 @@ class ITS(nn.Module):
         output_key: str = "logits",
         features: str | Sequence[str] | None = "auto",
         calibrator: Calibrator | Literal["batch"] | None = None,
-        gate: float | Gate | None = None,
+        gate: float | Gate | CautiousGate | Literal["cautious"] | None = "cautious",
         **finer: Any,
     ) -> None:
         super().__init__()
@@ -175,8 +175,8 @@ class ITS(nn.Module):
             held_out: Other upright images, from which early stopping and the gate's thresholds come; None sets a fifth
                 of `images` aside. A classifier is surer of the images it was trained on than it will be of new ones, so
                 that a promise is worth more if these were not among them.
-            method: "head" (the best), "balance" (statistics alone), "prototypes", "neighbours", or "keep" (a
-                gate alone, for the calibrator there is).
+            method: "head" (the best), "balance" (a linear map of the logits), "bias" (one number per class),
+                "prototypes", "neighbours", or "keep" (a gate alone, for the calibrator there is).
             promise: Points of upright accuracy that the search may cost at most; None fits no gate.
             recipe: How a head is trained; see `HeadRecipe`.
             early_exit: Whether the gate may let images go after a single view.
@@ -191,7 +191,7 @@ class ITS(nn.Module):
             raise OptionError(
                 'method="keep" fits a gate for a fixed calibrator, and calibrator="batch" is another for each batch.'
             )
-        predictor = self.predictor.with_features(None if method == "balance" else self.features)
+        predictor = self.predictor.with_features(None if method in ("balance", "bias") else self.features)
         fitter = Fitter(
             predictor,
             self.plan,
@@ -334,12 +334,14 @@ def make_plan(search: str, levels: Sequence[Group], **options: Any) -> Tree | Jo
     return plan(levels, **{name: value for name, value in options.items() if name in known})  # type: ignore[arg-type]
 
 
-def checked_gate(gate: object) -> Gate | None:
+def checked_gate(gate: object) -> Gate | CautiousGate | None:
     """Return a gate for plain log-odds, or the gate itself: all that says who leaves early and which answers stay."""
+    if gate == "cautious":
+        return CautiousGate()
     if is_number(gate):
         return Gate(float(gate))
     if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
-        raise OptionError(f"gate must be a number of log-odds, a Gate or None; got {gate!r}.")
+        raise OptionError(f'gate must be a number of log-odds, "cautious", a Gate or None; got {gate!r}.')
     return cast(Gate | None, gate)
 
 

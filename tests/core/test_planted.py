@@ -17,7 +17,7 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.groups import OneParameterGroup, Reflection, invert
 
-from .toys import TemplateMatcher, render, shrunk
+from .toys import TemplateMatcher, render, shrunk, ungated
 
 SIZES = {"square": (32, 32), "wide": (32, 64)}
 BLOBS = {size: shrunk(1.0 if size[0] == size[1] else 0.55) for size in SIZES.values()}
@@ -52,7 +52,7 @@ def planted(size: tuple[int, int], perturbations: torch.Tensor) -> tuple[torch.T
 
 
 def look(size, levels, samples, images, **options):
-    return ht.ITS(MATCHER[size], levels, samples=samples, **{"confidence": "energy", **options}).search(images)
+    return ungated(MATCHER[size], levels, samples=samples, **{"confidence": "energy", **options}).search(images)
 
 
 # --- on the grid ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from headtilt.groups import invert
 from headtilt.search import tree as tree_module
 from headtilt.search.tree import Tree
 
-from .toys import TinyNet, evidence_of, fingerprint, render, tiny_images
+from .toys import TinyNet, evidence_of, fingerprint, render, tiny_images, ungated
 
 EYE = torch.eye(3, dtype=torch.float64)
 
@@ -197,8 +197,8 @@ def test_sampling_says_so_where_there_is_nothing_to_sample(images):
         traced = torch.jit.trace(TinyNet().eval(), images)
     for model in (TinyNet(rate=0.0), traced, nn.Sequential(nn.Flatten(), nn.Linear(144, 3))):
         with pytest.raises(ht.OptionError, match="dropout layer"):
-            ht.ITS(model, mc_passes=10)
-        ht.ITS(model, samples=3)(images)
+            ungated(model, mc_passes=10)
+        ungated(model, samples=3)(images)
 
 
 def test_probabilities_and_energies_are_averaged_not_logits(net, images):
@@ -277,7 +277,7 @@ def test_reflections_are_searched():
             left, right = views[..., :8].mean((1, 2, 3)), views[..., 8:].mean((1, 2, 3))
             return torch.stack([80 * (left - right), torch.zeros_like(left)], dim=1)
 
-        result = ht.ITS(bright_on_the_left, levels, samples=3, confidence="energy").search(mirrored)
+        result = ungated(bright_on_the_left, levels, samples=3, confidence="energy").search(mirrored)
         assert float(torch.linalg.det(result.pose[0])) < 0
 
     can_undo_a_mirrored_image([ht.reflection()])
@@ -316,7 +316,7 @@ def test_missing_labels_leave_slots_empty():
 
     says_what_is_missing(tree_module.select)
     refuses(says_what_is_missing, lambda *args: tree_module.select(*args).clamp_min(0))
-    found = ht.ITS(
+    found = ungated(
         lambda views: torch.cat([views.flatten(1)[:, :1], -views.flatten(1)[:, :1]], 1), samples=5, hypotheses=4
     )
     assert int(found.search(tiny_images(3)).hypotheses.active.sum(1).max()) <= 2
@@ -365,7 +365,7 @@ def test_pose_and_logits_are_permuted_together(monkeypatch, net, images):
     """The reference code re-orders the logits and leaves the transforms behind."""
 
     def every_pose_gives_its_logits():
-        result = ht.ITS(net, [ht.rotation(), ht.shear_x()], samples=5, ranking="support").search(images)
+        result = ungated(net, [ht.rotation(), ht.shear_x()], samples=5, ranking="support").search(images)
         for slot in range(3):
             active = result.hypotheses.active[:, slot]
             views = ht.warp(images[active], result.hypotheses.pose[active, slot])
@@ -418,7 +418,7 @@ def test_padding_is_black_and_not_grey(images):
 
     def corners_are_black(model, pixels):
         seen.clear()
-        ht.ITS(model, [ht.rotation(0.8)], samples=3)(pixels)
+        ungated(model, [ht.rotation(0.8)], samples=3)(pixels)
         tilted = seen[-1]
         assert_close(tilted[:, 0, 0, 0], torch.full((len(tilted),), (0 - mean) / spread), rtol=0, atol=1e-5)
 
@@ -437,7 +437,7 @@ def test_views_go_through_the_model_in_chunks_each_once(images):
             rows.append(len(views))
             return views.flatten(1)[:, 40:44] * 9
 
-        return rows, ht.ITS(model, [ht.rotation(), ht.scale()], samples=9, hypotheses=4, **options).search(images)
+        return rows, ungated(model, [ht.rotation(), ht.scale()], samples=9, hypotheses=4, **options).search(images)
 
     def is_thrifty(rows, result):
         assert max(rows) <= 8
@@ -452,6 +452,6 @@ def test_views_go_through_the_model_in_chunks_each_once(images):
 
 
 def test_everything_stays_on_the_device_of_the_model(net, images):
-    result = ht.ITS(net, samples=5).search(images)
+    result = ungated(net, samples=5).search(images)
     tensors = [result.logits, result.pose, result.views, result.hypotheses.pose, result.trace[0].confidence]
     assert {tensor.device for tensor in tensors} == {net.classifier.weight.device}

@@ -20,7 +20,7 @@ from headtilt import wrapper
 from headtilt.evidence import Predictor
 from headtilt.result import SearchResult, concatenate
 
-from .toys import TinyNet, fingerprint, tiny_images
+from .toys import TinyNet, fingerprint, tiny_images, ungated
 
 LEVELS = [ht.rotation(), ht.scale(0.25)]
 NAMES = ["ant", "bee", "cat", "dog", "elk"]
@@ -48,7 +48,7 @@ def same(first: SearchResult, second: SearchResult) -> None:
 @pytest.mark.parametrize("readout", ["incumbent", "marginal"])
 @pytest.mark.parametrize("passes", [1, 3])
 def test_calling_the_wrapper_gives_the_logits_of_the_search(net, images, readout, passes):
-    robust = ht.ITS(net, LEVELS, samples=5, readout=readout, mc_passes=passes)
+    robust = ungated(net, LEVELS, samples=5, readout=readout, mc_passes=passes)
     logits = robust(images)
     assert logits.shape == net(images).shape
     assert logits.dtype == torch.float32
@@ -58,7 +58,7 @@ def test_calling_the_wrapper_gives_the_logits_of_the_search(net, images, readout
 @pytest.mark.parametrize("options", [{"mc_passes": 3}, {"mc_sampled": True}], ids=str)
 def test_dropout_is_sampled_only_where_asked_for_and_by_the_seed(net, images, options):
     plain, sampled, again, other = (
-        ht.ITS(net, samples=1, confidence="energy", **more)(images)
+        ungated(net, samples=1, confidence="energy", **more)(images)
         for more in ({}, options, options, {**options, "seed": 1})
     )
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_dropout_is_sampled_only_where_asked_for_and_by_the_seed(net, images, op
 
 
 def test_the_marginals_pose_is_one_that_shows_its_label(net, images):
-    result = ht.ITS(net, LEVELS, samples=5, readout="marginal").search(images)
+    result = ungated(net, LEVELS, samples=5, readout="marginal").search(images)
     beam = result.hypotheses
     for image in range(5):
         shown = [beam.pose[image, slot] for slot in range(3) if beam.active[image, slot]]
@@ -81,13 +81,13 @@ def test_the_marginals_pose_is_one_that_shows_its_label(net, images):
 
 
 def test_the_incumbent_is_what_the_model_says_of_the_canonical_image(net, images):
-    result = ht.ITS(net, LEVELS, samples=5).search(images)
+    result = ungated(net, LEVELS, samples=5).search(images)
     with torch.no_grad():
         assert_close(result.logits, net(result.canonical()), rtol=1e-3, atol=1e-3)
 
 
 def test_the_marginal_sums_the_evidence_over_every_view(net, images):
-    result = ht.ITS(net, [ht.rotation()], samples=6, readout="marginal").search(images)
+    result = ungated(net, [ht.rotation()], samples=6, readout="marginal").search(images)
     views = torch.stack([ht.warp(images, ht.rotation().orbit(6)[k].expand(5, 3, 3)) for k in range(6)])
     with torch.no_grad():
         every = torch.stack([net(view) for view in views])
@@ -95,8 +95,8 @@ def test_the_marginal_sums_the_evidence_over_every_view(net, images):
 
 
 def test_the_default_search_is_a_full_turn_of_seventeen_under_group_confidence(net, images):
-    default = ht.ITS(net).search(images)
-    spelt_out = ht.ITS(net, [ht.rotation()], samples=17, hypotheses=3, confidence="group").search(images)
+    default = ungated(net).search(images)
+    spelt_out = ungated(net, [ht.rotation()], samples=17, hypotheses=3, confidence="group").search(images)
     same(default, spelt_out)
     assert [level.group for level in default.trace] == [ht.rotation()]
     assert default.views.tolist() == [17] * 5
@@ -104,7 +104,7 @@ def test_the_default_search_is_a_full_turn_of_seventeen_under_group_confidence(n
 
 @pytest.mark.parametrize("training", [True, False])
 def test_train_and_eval_reach_the_model_but_change_no_answer(net, images, training):
-    robust = ht.ITS(net, LEVELS, samples=5)
+    robust = ungated(net, LEVELS, samples=5)
     before = robust.eval()(images)
     robust.train(training)
     assert net.training is training
@@ -114,9 +114,9 @@ def test_train_and_eval_reach_the_model_but_change_no_answer(net, images, traini
 
 
 def test_the_state_dict_is_the_models_under_its_name(net, images):
-    robust = ht.ITS(net, LEVELS, samples=5)
+    robust = ungated(net, LEVELS, samples=5)
     assert robust.state_dict().keys() == {f"model.{name}" for name in net.state_dict()}
-    other = ht.ITS(TinyNet(), LEVELS, samples=5)
+    other = ungated(TinyNet(), LEVELS, samples=5)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(-1)
@@ -126,11 +126,11 @@ def test_the_state_dict_is_the_models_under_its_name(net, images):
 
 
 def test_parameters_are_the_models(net):
-    assert {id(p) for p in ht.ITS(net).parameters()} == {id(p) for p in net.parameters()}
+    assert {id(p) for p in ungated(net).parameters()} == {id(p) for p in net.parameters()}
 
 
 def test_moving_the_wrapper_to_another_dtype_moves_the_model(net, images):
-    robust = ht.ITS(net, LEVELS, samples=5)
+    robust = ungated(net, LEVELS, samples=5)
     single = robust(images)
     double = robust.to(torch.float64)(images)
     assert net.classifier.weight.dtype == torch.float64
@@ -141,8 +141,8 @@ def test_moving_the_wrapper_to_another_dtype_moves_the_model(net, images):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_models_are_searched_with_poses_in_single_precision(net, images, dtype):
-    reference = ht.ITS(net, samples=6, confidence="energy").search(images)
-    result = ht.ITS(copy.deepcopy(net).to(dtype), samples=6, confidence="energy").search(images)
+    reference = ungated(net, samples=6, confidence="energy").search(images)
+    result = ungated(copy.deepcopy(net).to(dtype), samples=6, confidence="energy").search(images)
     assert result.logits.dtype == result.pose.dtype == torch.float32
     agree = (result.pose - reference.pose).flatten(1).norm(dim=1) < 1e-4
     assert int(agree.sum()) >= 3
@@ -150,7 +150,7 @@ def test_half_precision_models_are_searched_with_poses_in_single_precision(net, 
 
 
 def test_half_precision_images_are_as_good_as_any(net, images):
-    robust = ht.ITS(net, samples=5, confidence="energy")
+    robust = ungated(net, samples=5, confidence="energy")
     low, full = robust.search(images.half()), robust.search(images)
     assert low.logits.dtype == torch.float32
     assert torch.equal(low.labels, full.labels)
@@ -161,13 +161,13 @@ def test_half_precision_images_are_as_good_as_any(net, images):
 def test_autocast_is_an_option_of_the_wrapper(net, images):
     seen = set()
     net.classifier.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    logits = ht.ITS(net, samples=5, autocast=torch.bfloat16)(images)
+    logits = ungated(net, samples=5, autocast=torch.bfloat16)(images)
     assert seen == {torch.bfloat16}
     assert logits.dtype == torch.float32
 
 
 def test_a_deep_copy_is_a_wrapper_of_its_own(net, images):
-    robust = ht.ITS(net, LEVELS, samples=5, mc_passes=3)
+    robust = ungated(net, LEVELS, samples=5, mc_passes=3)
     before = robust(images)
     other = copy.deepcopy(robust)
     assert other.model is not net
@@ -179,13 +179,13 @@ def test_a_deep_copy_is_a_wrapper_of_its_own(net, images):
 
 
 def test_a_model_that_is_replaced_is_the_one_that_is_asked(net, images):
-    robust = ht.ITS(net, samples=5, mc_passes=3)
+    robust = ungated(net, samples=5, mc_passes=3)
     before = robust(images)
     other = TinyNet(rate=0.25)
     with torch.no_grad():
         other.classifier.weight.mul_(-1)
     robust.model = other
-    assert torch.equal(robust(images), ht.ITS(other, samples=5, mc_passes=3)(images))
+    assert torch.equal(robust(images), ungated(other, samples=5, mc_passes=3)(images))
     assert robust.predictor.model is other
     robust.model = net
     assert torch.equal(robust(images), before)
@@ -198,10 +198,10 @@ def test_a_model_that_is_replaced_is_the_one_that_is_asked(net, images):
 
 
 def test_a_wrapper_may_be_wrapped_and_put_into_a_sequence(net, images):
-    inner = ht.ITS(net, [ht.rotation()], samples=4, confidence="energy")
+    inner = ungated(net, [ht.rotation()], samples=4, confidence="energy")
     stacked = nn.Sequential(nn.Identity(), inner)
     assert torch.equal(stacked(images), inner(images))
-    outer = ht.ITS(stacked, [ht.reflection()])
+    outer = ungated(stacked, [ht.reflection()])
     before = fingerprint(net)
     result = outer.search(images)
     assert result.views.tolist() == [4] * 5
@@ -209,11 +209,11 @@ def test_a_wrapper_may_be_wrapped_and_put_into_a_sequence(net, images):
 
 
 def test_the_repr_names_the_levels(net):
-    assert "rotation → scale" in repr(ht.ITS(net, LEVELS))
+    assert "rotation → scale" in repr(ungated(net, LEVELS))
 
 
 def test_no_gradient_flows_and_none_is_recorded(net, images):
-    logits = ht.ITS(net, samples=5)(images.requires_grad_())
+    logits = ungated(net, samples=5)(images.requires_grad_())
     assert not logits.requires_grad
     assert images.grad is None
 
@@ -241,13 +241,13 @@ class Returning(nn.Module):
     ids=["dict", "dict with another key", "object", "object with another attribute"],
 )
 def test_models_may_return_a_dict_or_an_object(net, images, form, options):
-    plain = ht.ITS(net, samples=5).search(images)
-    same(ht.ITS(Returning(net, form), samples=5, **options).search(images), plain)
+    plain = ungated(net, samples=5).search(images)
+    same(ungated(Returning(net, form), samples=5, **options).search(images), plain)
 
 
 def test_a_plain_callable_will_do(net, images):
-    plain = ht.ITS(net, samples=5)
-    called = ht.ITS(lambda views: net(views), samples=5)
+    plain = ungated(net, samples=5)
+    called = ungated(lambda views: net(views), samples=5)
     same(called.search(images), plain.search(images))
     assert list(called.parameters()) == []
     assert called.state_dict() == {}
@@ -255,7 +255,7 @@ def test_a_plain_callable_will_do(net, images):
 
 @pytest.mark.parametrize("classes", [1, 2])
 def test_few_classes_are_no_problem(images, classes):
-    result = ht.ITS(TinyNet(classes=classes), LEVELS, samples=5, hypotheses=3).search(images)
+    result = ungated(TinyNet(classes=classes), LEVELS, samples=5, hypotheses=3).search(images)
     assert result.logits.shape == (5, classes)
     assert int(result.hypotheses.active.sum(1).max()) <= classes
 
@@ -264,7 +264,7 @@ def test_few_classes_are_no_problem(images, classes):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_of_any_size_and_number_of_channels_are_searched(size, channels):
     images = tiny_images(2, *size, channels=channels)
-    result = ht.ITS(lambda views: views.flatten(2).mean(-1) @ torch.ones(channels, 4), samples=5).search(images)
+    result = ungated(lambda views: views.flatten(2).mean(-1) @ torch.ones(channels, 4), samples=5).search(images)
     assert result.logits.shape == (2, 4)
     assert result.canonical().shape == images.shape
 
@@ -278,7 +278,7 @@ def test_images_of_any_size_and_number_of_channels_are_searched(size, channels):
 def test_the_search_does_not_depend_on_the_chunk_size(passes, chunk):
     net, images = TinyNet(), tiny_images(3)
     options = {"levels": LEVELS, "samples": 5, "mc_passes": passes}
-    same(ht.ITS(net, chunk=chunk, **options).search(images), ht.ITS(net, **options).search(images))
+    same(ungated(net, chunk=chunk, **options).search(images), ungated(net, **options).search(images))
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -287,7 +287,7 @@ def test_the_search_does_not_depend_on_the_chunk_size(passes, chunk):
 @given(cuts=st.sets(st.integers(1, 5), max_size=3))
 def test_the_search_does_not_depend_on_how_a_batch_is_split(passes, traversal, cuts):
     images = tiny_images(6)
-    robust = ht.ITS(TinyNet(), LEVELS, samples=5, mc_passes=passes, traversal=traversal)
+    robust = ungated(TinyNet(), LEVELS, samples=5, mc_passes=passes, traversal=traversal)
     edges = [0, *sorted(cuts), 6]
     parts = [robust.search(images[a:b]) for a, b in pairwise(edges)]
     same(concatenate(parts), robust.search(images))
@@ -297,7 +297,7 @@ def test_the_search_does_not_depend_on_how_a_batch_is_split(passes, traversal, c
 @given(order=st.permutations(range(5)))
 def test_the_search_does_not_depend_on_the_order_of_the_images(order):
     images = tiny_images(5)
-    robust = ht.ITS(TinyNet(), LEVELS, samples=5, mc_passes=3)
+    robust = ungated(TinyNet(), LEVELS, samples=5, mc_passes=3)
     whole, shuffled = robust.search(images), robust.search(images[list(order)])
     assert torch.equal(shuffled.labels, whole.labels[list(order)])
     assert_close(shuffled.pose, whole.pose[list(order)], rtol=0, atol=1e-5)
@@ -308,7 +308,7 @@ def test_the_search_does_not_depend_on_the_order_of_the_images(order):
     "options", [{}, {"mc_passes": 3}, {"traversal": "boltzmann", "seed": 3}, {"readout": "marginal"}], ids=str
 )
 def test_large_batches_are_searched_in_blocks_with_the_same_result(net, images, monkeypatch, elements, options):
-    robust = ht.ITS(net, LEVELS, samples=5, **options)
+    robust = ungated(net, LEVELS, samples=5, **options)
     whole = robust.search(images)
     blocks = []
     inner = robust._search_block
@@ -341,7 +341,7 @@ class LeavesEarly:
 def test_blocks_of_which_all_images_leave_early_join_the_others(net, images, monkeypatch):
     with torch.no_grad():
         threshold = net(images).log_softmax(1).amax(1).median()
-    robust = ht.ITS(net, samples=5, gate=LeavesEarly(threshold))
+    robust = ungated(net, samples=5, gate=LeavesEarly(threshold))
     whole = robust.search(images)
     assert int((whole.views == 1).sum()) == 2
     monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", 1)
@@ -359,12 +359,12 @@ def test_blocks_of_which_all_images_leave_early_join_the_others(net, images, mon
 
 @pytest.mark.parametrize("options", [{"samples": 5}, {"search": "joint", "budget": 9}], ids=["tree", "joint"])
 def test_a_batch_that_leaves_early_as_a_whole_has_an_empty_trace_and_joins_any_other(net, images, options):
-    everybody = ht.ITS(net, hypotheses=2, gate=LeavesEarly(-math.inf), **options).search(images)
+    everybody = ungated(net, hypotheses=2, gate=LeavesEarly(-math.inf), **options).search(images)
     assert everybody.views.tolist() == [1] * 5
     assert everybody.trace == ()
     assert everybody.hypotheses.active.tolist() == [[True, False]] * 5
     assert_close(everybody.logits, net(images).detach())
-    nobody = ht.ITS(net, hypotheses=2, features="auto", **options).search(images)
+    nobody = ungated(net, hypotheses=2, features="auto", **options).search(images)
     for parts in ([everybody, nobody], [nobody, everybody], [everybody, everybody]):
         joined = concatenate(parts)
         assert_close(joined.logits, torch.cat([part.logits for part in parts]))
@@ -373,9 +373,9 @@ def test_a_batch_that_leaves_early_as_a_whole_has_an_empty_trace_and_joins_any_o
 
 
 def test_hypotheses_with_and_without_features_join_without_them(net, images):
-    robust = ht.ITS(net, samples=5)
+    robust = ungated(net, samples=5)
     robust.predictor = robust.predictor.with_features("auto")
-    with_features, without = robust.search(images), ht.ITS(net, samples=5).search(images)
+    with_features, without = robust.search(images), ungated(net, samples=5).search(images)
     assert with_features.hypotheses.evidence.features is not None
     for parts in ([with_features, without], [without, with_features]):
         assert concatenate(parts).hypotheses.evidence.features is None
@@ -383,7 +383,7 @@ def test_hypotheses_with_and_without_features_join_without_them(net, images):
 
 
 def test_searching_twice_gives_the_same_and_changes_nothing(net, images):
-    robust = ht.ITS(net, LEVELS, samples=5, mc_passes=3, traversal="boltzmann")
+    robust = ungated(net, LEVELS, samples=5, mc_passes=3, traversal="boltzmann")
     before = images.clone()
     same(robust.search(images), robust.search(images))
     assert torch.equal(images, before)
@@ -392,7 +392,7 @@ def test_searching_twice_gives_the_same_and_changes_nothing(net, images):
 def test_the_model_sees_each_view_once(net, images):
     rows = []
     net.conv.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
-    result = ht.ITS(net, LEVELS, samples=5, chunk=7).search(images)
+    result = ungated(net, LEVELS, samples=5, chunk=7).search(images)
     assert sum(rows) == int(result.views.sum())
     assert max(rows) <= 7
 
@@ -402,7 +402,7 @@ def test_the_model_sees_each_view_once(net, images):
 
 @pytest.fixture
 def result(net, images) -> SearchResult:
-    return ht.ITS(net, [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)], samples=5, padding="border").search(images)
+    return ungated(net, [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)], samples=5, padding="border").search(images)
 
 
 def test_labels_and_probabilities_are_those_of_the_logits(result):
@@ -503,7 +503,7 @@ def test_the_papers_presets_are_the_papers():
 def test_presets_are_fresh_each_time(net):
     ht.paper3()["levels"].clear()
     assert len(ht.paper3()["levels"]) == 3
-    assert len(ht.ITS(net, **ht.paper5(2)).search(tiny_images(1)).trace) == 5
+    assert len(ungated(net, **ht.paper5(2)).search(tiny_images(1)).trace) == 5
 
 
 GOLDEN_LOGITS = [
@@ -527,7 +527,7 @@ GOLDEN_WORDS = (
 
 def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
     """Weights, images and masks are written down or seeded: only a change of the method changes these numbers."""
-    result = ht.ITS(net, **ht.paper3(mc_passes=10), ranking="last").search(images)
+    result = ungated(net, **ht.paper3(mc_passes=10), ranking="last").search(images)
     assert result.labels.tolist() == [3, 3, 3, 4, 4]
     assert result.views.tolist() == [113] * 5
     assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
@@ -536,14 +536,14 @@ def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
 
 
 def test_ranked_by_energy_the_fixed_network_chooses_the_same_views_and_answers_with_others(net, images):
-    result = ht.ITS(net, **ht.paper3(mc_passes=10)).search(images)
+    result = ungated(net, **ht.paper3(mc_passes=10)).search(images)
     assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
     assert result.labels.tolist() == [3, 3, 3, 3, 0]
 
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_the_golden_result_does_not_depend_on_how_the_passes_are_run(net, images, batched):
-    robust = ht.ITS(net, **ht.paper3(mc_passes=10), ranking="last")
+    robust = ungated(net, **ht.paper3(mc_passes=10), ranking="last")
     assert isinstance(robust.predictor, Predictor)
     robust.predictor.batched_passes = batched
     assert_close(robust(images), torch.tensor(GOLDEN_LOGITS), rtol=0, atol=2e-3)

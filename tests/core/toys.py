@@ -1,6 +1,7 @@
 """Small exact things to test against: rendered images, networks with known weights, and slow reference code.
 
-Nothing here calls the code under test, apart from the group objects that a reference needs to know its grid.
+Nothing here calls the code under test, apart from the group objects that a reference needs to know its grid,
+and of `ungated`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from headtilt.evidence import Evidence
 from headtilt.groups import OneParameterGroup
+from headtilt.wrapper import ITS
 
 Blob = tuple[float, float, float, float]
 
@@ -169,3 +171,8 @@ def curvature_by_hand(energy: Sequence[float], group: OneParameterGroup, width: 
 def stable_id(value: object) -> str:
     """Return a test's name for a value: the same in every process, so without addresses."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+def ungated(model, *args, **options):
+    """The wrapper without its cautious gate: what the search itself finds."""
+    return ITS(model, *args, **{"gate": None, **options})

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import headtilt as ht
-from core.toys import TinyNet, fingerprint, tiny_images
+from core.toys import TinyNet, fingerprint, tiny_images, ungated
 from headtilt import fit as fitting
 from headtilt import wrapper
 from headtilt.calibrate import Balance, HeadRecipe, Neighbours, OrbitHead, Prototypes, upright_prior
@@ -29,7 +29,7 @@ METHODS = {"head": OrbitHead, "balance": Balance, "prototypes": Prototypes, "nei
 
 
 def joint(net: nn.Module, **options) -> ht.ITS:
-    return ht.ITS(net, **{"search": "joint", "budget": 24, "readout": "marginal", **options})
+    return ungated(net, **{"search": "joint", "budget": 24, "readout": "marginal", **options})
 
 
 def bias_of(net: nn.Module, images, **options) -> torch.Tensor:
@@ -155,7 +155,7 @@ def test_a_model_that_fails_midway_leaves_nothing_half_fitted(fail_on):
 
 
 def test_distance_scores_of_a_model_without_features_say_what_to_do():
-    robust = ht.ITS(lambda views: TinyNet()(views), samples=5)
+    robust = ungated(lambda views: TinyNet()(views), samples=5)
     with pytest.raises(ht.OptionError, match="distance scores need features"):
         robust.fit(good, method="prototypes")
     assert robust.calibrator is None

@@ -153,7 +153,7 @@ def test_margins_that_mean_nothing_are_refused(margin):
 
 @pytest.mark.parametrize("gate", ["2", True, object()], ids=["word", "truth", "object"])
 def test_gates_that_mean_nothing_are_refused_at_the_door(digits_net, gate):
-    with pytest.raises(ht.OptionError, match=r"gate must be a number of log-odds, a Gate or None; got"):
+    with pytest.raises(ht.OptionError, match=r"gate must be a number of log-odds, \"cautious\", a Gate or None; got"):
         ht.ITS(digits_net, gate=gate)
 
 
@@ -165,7 +165,7 @@ def test_calibrators_that_mean_nothing_are_refused_at_the_door(digits_net, calib
 
 def test_a_number_as_gate_is_a_plain_gate(digits_net, tilted):
     options = {"search": "joint", "budget": 24, "readout": "marginal"}
-    free = ht.ITS(digits_net, **options).search(tilted)
+    free = ht.ITS(digits_net, gate=None, **options).search(tilted)
     with torch.no_grad():
         bare = digits_net(tilted)
     against = free.logits.amax(1) - free.logits.gather(1, bare.argmax(1, keepdim=True))[:, 0]

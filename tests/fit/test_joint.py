@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import headtilt as ht
-from core.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images
+from core.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
 from headtilt.evidence import Evidence
 from headtilt.groups import Group, Reflection
 from headtilt.result import LatticeTrace, concatenate, near_identity
@@ -152,7 +152,7 @@ def test_refinement_finds_planted_poses_better_than_a_lattice_of_the_same_budget
     images, truth, labels = planted(30, 0)
     matcher = TemplateMatcher(TEMPLATES, 32, 32)
     found = {
-        rounds: ht.ITS(matcher, AFFINE[:2], search="joint", budget=96, hypotheses=2, rounds=rounds).search(images)
+        rounds: ungated(matcher, AFFINE[:2], search="joint", budget=96, hypotheses=2, rounds=rounds).search(images)
         for rounds in (0, 5)
     }
     for result in found.values():
@@ -164,7 +164,7 @@ def test_refinement_finds_planted_poses_better_than_a_lattice_of_the_same_budget
 
 def test_a_joint_search_undoes_groups_that_do_not_commute():
     images, truth, labels = planted(18, 1, AFFINE)
-    result = ht.ITS(TemplateMatcher(TEMPLATES, 32, 32), list(AFFINE), search="joint", budget=300, rounds=4).search(
+    result = ungated(TemplateMatcher(TEMPLATES, 32, 32), list(AFFINE), search="joint", budget=300, rounds=4).search(
         images
     )
     assert torch.equal(result.labels, labels)
@@ -179,9 +179,9 @@ def test_the_budget_is_spent_exactly_and_each_view_is_looked_at_once(search, bud
     net.conv.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
     if search == "anneal" and budget < 3:
         with pytest.raises(ht.OptionError, match="budget must be a whole number of at least 3"):
-            ht.ITS(net, search=search, budget=budget)
+            ungated(net, search=search, budget=budget)
         return
-    result = ht.ITS(net, search=search, budget=budget).search(images)
+    result = ungated(net, search=search, budget=budget).search(images)
     assert result.views.tolist() == [budget] * 4
     assert sum(rows) == 4 * budget
 
@@ -189,7 +189,7 @@ def test_the_budget_is_spent_exactly_and_each_view_is_looked_at_once(search, bud
 @pytest.mark.parametrize(("rounds", "hypotheses"), [(1, 1), (2, 3), (3, 2)])
 def test_refinement_is_paid_from_the_budget(rounds, hypotheses):
     options = {"search": "joint", "budget": 40, "rounds": rounds, "hypotheses": hypotheses}
-    robust = ht.ITS(TinyNet(), [ht.rotation(), ht.scale()], **options)
+    robust = ungated(TinyNet(), [ht.rotation(), ht.scale()], **options)
     assert robust.plan.per_round == 4 * hypotheses
     assert robust.plan.coarse == 40 - rounds * 4 * hypotheses
     assert robust.search(tiny_images(3)).views.tolist() == [40] * 3
@@ -230,7 +230,7 @@ def test_the_marginal_is_the_logsumexp_over_all_views_and_near_over_those_that_m
 
 
 def test_hypotheses_are_the_best_views_one_per_label():
-    result = ht.ITS(TinyNet(), search="joint", budget=24, hypotheses=5).search(tiny_images(5))
+    result = ungated(TinyNet(), search="joint", budget=24, hypotheses=5).search(tiny_images(5))
     trace, beam = result.trace[0], result.hypotheses
     for image in range(5):
         best = {}
@@ -245,7 +245,7 @@ def test_hypotheses_are_the_best_views_one_per_label():
 @given(cut=st.integers(1, 5))
 def test_a_joint_search_does_not_depend_on_how_a_batch_is_split(rounds, cut):
     images = tiny_images(6)
-    robust = ht.ITS(TinyNet(), [ht.rotation(), ht.scale()], search="joint", budget=40, rounds=rounds)
+    robust = ungated(TinyNet(), [ht.rotation(), ht.scale()], search="joint", budget=40, rounds=rounds)
     whole, parts = robust.search(images), concatenate([robust.search(images[:cut]), robust.search(images[cut:])])
     assert torch.equal(parts.labels, whole.labels)
     assert_close(parts.pose, whole.pose, rtol=0, atol=1e-5)
@@ -256,7 +256,7 @@ def test_reflections_are_found_beside_rotations():
     levels = [ht.rotation(), ht.reflection()]
     pose = ht.compose(ht.rotation().matrix(torch.tensor(1.0)), ht.reflection().matrix(torch.tensor(1.0)))
     images = torch.stack([render(blobs, torch.linalg.inv(pose)) for blobs in TEMPLATES])[:, None]
-    result = ht.ITS(TemplateMatcher(TEMPLATES, 32, 32), levels, search="joint", budget=144, rounds=3).search(images)
+    result = ungated(TemplateMatcher(TEMPLATES, 32, 32), levels, search="joint", budget=144, rounds=3).search(images)
     assert result.labels.tolist() == [0, 1, 2]
     assert bool((torch.linalg.det(result.pose) < 0).all())
     assert float((result.pose - pose).flatten(1).norm(dim=1).max()) < 0.3
@@ -272,7 +272,7 @@ def test_a_first_step_is_a_lattice_step_of_the_turn_and_a_third_of_any_other_ran
 def test_the_model_leaves_as_it_came(search):
     net = TinyNet().train()
     before = fingerprint(net)
-    ht.ITS(net, search=search, budget=9, mc_passes=2)(tiny_images(2))
+    ungated(net, search=search, budget=9, mc_passes=2)(tiny_images(2))
     assert fingerprint(net) == before
 
 
@@ -283,7 +283,7 @@ NET = TinyNet()
 
 
 def annealed(images, **options):
-    return ht.ITS(NET, [ht.rotation(), ht.scale()], search="anneal", **{"budget": 30, **options}).search(images)
+    return ungated(NET, [ht.rotation(), ht.scale()], search="anneal", **{"budget": 30, **options}).search(images)
 
 
 def test_annealing_follows_its_seed_and_leaves_the_global_stream_alone():
@@ -315,8 +315,8 @@ def test_annealing_finds_planted_poses_better_than_its_own_lattice():
     images, truth, labels = planted(24, 2)
     matcher = TemplateMatcher(TEMPLATES, 32, 32)
     options = {"search": "anneal", "hypotheses": 1}
-    result = ht.ITS(matcher, AFFINE[:2], budget=120, reach=0.1, **options).search(images)
-    start = ht.ITS(matcher, AFFINE[:2], search="joint", budget=40, hypotheses=1).search(images)
+    result = ungated(matcher, AFFINE[:2], budget=120, reach=0.1, **options).search(images)
+    start = ungated(matcher, AFFINE[:2], search="joint", budget=40, hypotheses=1).search(images)
     assert torch.equal(result.labels, labels)
     assert float(errors(result, truth).median()) < 0.5 * float(errors(start, truth).median())
 

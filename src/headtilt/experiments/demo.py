@@ -207,7 +207,7 @@ def pictures(
     The tree walks level by level as the paper's does, with the fitted head in place of the bare energy.
     """
     images, truth = tilted.images[:SHOWN], tilted.labels[:SHOWN]
-    walking = ITS(robust.model, robust.plan.levels, confidence="energy", calibrator=robust.calibrator)
+    walking = ITS(robust.model, robust.plan.levels, confidence="energy", calibrator=robust.calibrator, gate=None)
     walking.predictor = robust.predictor
     found, walked = robust.search(images), walking.search(images)
     number = choose(found, walked, truth)

@@ -106,14 +106,15 @@ def searching(robust: ITS) -> Predict:
 
 def _its(options: Callable[[Setting], dict[str, Any]]) -> Callable[[Setting], Predict]:
     def build(setting: Setting) -> Predict:
-        return searching(ITS(setting.model, padding=setting.padding, seed=setting.seed, **options(setting)))
+        chosen = {"gate": None, **options(setting)}
+        return searching(ITS(setting.model, padding=setting.padding, seed=setting.seed, **chosen))
 
     return build
 
 
 def fitted(setting: Setting, method: Any, options: dict[str, Any], *, gate: bool) -> ITS:
     """Return a wrapper fitted on the setting's unlabelled images."""
-    robust = ITS(setting.model, padding=setting.padding, seed=setting.seed, **options)
+    robust = ITS(setting.model, padding=setting.padding, seed=setting.seed, gate=None, **options)
     key = (method, robust.features, robust.readout)
     known = setting.fits.get(key)
     if known is None:
@@ -162,6 +163,7 @@ METHODS: dict[str, Callable[[Setting], Predict]] = {
     "tta-mean": _tta("mean"),
     "tta-max": _tta("max"),
     "energy": _its(lambda _: {"levels": [rotation()], "hypotheses": 1, "confidence": "energy"}),
+    "default": _its(lambda setting: {"levels": setting.levels, "gate": "cautious"}),
     "paper3": _its(lambda setting: paper3(setting.mc_passes)),
     "paper5": _its(lambda setting: paper5(setting.mc_passes)),
     "joint": _its(lambda setting: _joint(setting, readout="incumbent")),
@@ -171,6 +173,7 @@ METHODS: dict[str, Callable[[Setting], Predict]] = {
     "last-layer": _retrained("last-layer"),
 }
 FITTED: dict[str, tuple[str, Callable[[Setting], dict[str, Any]]]] = {
+    "bias": ("bias", _joint),
     "balanced": ("balance", _joint),
     "head": ("head", lambda setting: _joint(setting, features=None)),
     "head-features": ("head", _joint),
