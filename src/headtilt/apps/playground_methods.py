@@ -62,7 +62,7 @@ class Stage:
 NOTES = {
     "arg-max energy": "The most confident of 17 rotations wins.",
     "paper's ITS³": "Rotation, then scale, then shear, as published.",
-    "balanced energy": "Energy, with each class's bias taken out.",
+    "balanced energy": "Energy, with the bias towards some classes taken out.",
     "headtilt": "A fitted head over all views, and a gate that keeps upright images safe.",
 }
 
@@ -101,7 +101,7 @@ def own_stage(model: str, bundle: Path | None, examples: Path | None, device: st
 
 def unfitted(adapted: Adapted) -> dict[str, ITS]:
     """Return the searches that need no fitting."""
-    energy = ITS(adapted.model, [rotation()], hypotheses=1, confidence="energy", padding=adapted.padding)
+    energy = ITS(adapted.model, [rotation()], hypotheses=1, confidence="energy", padding=adapted.padding, gate=None)
     drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in adapted.model.modules())
     paper = ITS(adapted.model, padding=adapted.padding, **paper3(10 if drops else 1))
     return {"arg-max energy": energy, "paper's ITS³": paper}
@@ -116,6 +116,7 @@ def walking(robust: ITS) -> ITS:
         robust.plan.levels,
         confidence="energy",
         calibrator=robust.calibrator,
+        gate=None,
         padding=robust.padding,
         interpolation=robust.interpolation,
     )
