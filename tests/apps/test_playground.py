@@ -137,7 +137,7 @@ def test_a_model_of_ones_own_brings_its_examples_and_its_bundle(tmp_path, monkey
     (tmp_path / "photos/dark/broken.png").write_bytes(b"")
     stage = own_stage("python:greynet:make", None, tmp_path / "photos")
     assert [example.truth for example in stage.examples] == [0, 1]
-    assert list(stage.methods) == ["arg-max energy", "paper's ITS³"]
+    assert list(stage.methods) == ["arg-max energy", "paper's ITS³", "headtilt, unfitted"]
     own = Play(stage)
     assert own.names == ["dark", "light"]
     assert all(card.right for card in cards(own, stage.examples[1], 33, 1, 0).values())

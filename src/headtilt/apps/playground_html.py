@@ -172,7 +172,7 @@ footer {display: none !important;}
 .ht-card h3 {font-size: .87rem; font-weight: 650; margin: 0 0 9px; color: var(--body-text-color); white-space: nowrap;
   overflow: hidden; text-overflow: ellipsis; max-width: 100%;}
 .ht-card img {width: 100%; max-width: 150px; aspect-ratio: 1; border-radius: 9px; object-fit: contain;
-  image-rendering: pixelated; background: #000; margin: 0;}
+  background: #000; margin: 0;}
 .ht-answer {margin: 10px 0 6px; line-height: 1.1; max-width: 100%; overflow: hidden; text-overflow: ellipsis;
   display: -webkit-box; -webkit-line-clamp: 2; -webkit-box-orient: vertical; color: var(--body-text-color);}
 .ht-answer b {font-size: 1.5rem; font-weight: 750;}
@@ -201,7 +201,6 @@ footer {display: none !important;}
   grid-auto-rows: auto !important; align-items: start;}
 #ht-examples .gallery-item {height: auto !important;}
 #ht-examples .thumbnail-item {width: 100% !important; height: auto !important; aspect-ratio: 1;}
-#ht-examples img {image-rendering: pixelated;}
 #ht-drop button, #ht-drop .wrap {font-size: .9rem; line-height: 1.35;}
 #ht-random, #ht-upright {white-space: nowrap; font-size: .95rem;}
 @media (max-width: 860px) {

@@ -63,6 +63,7 @@ NOTES = {
     "arg-max energy": "The most confident of 17 rotations wins.",
     "paper's ITS³": "Rotation, then scale, then shear, as published.",
     "balanced energy": "Energy, with the bias towards some classes taken out.",
+    "headtilt, unfitted": "Rotations, with the cautious gate that fits any model; `headtilt fit` makes it far better.",
     "headtilt": "A fitted head over all views, and a gate that keeps upright images safe.",
 }
 
@@ -90,7 +91,9 @@ def own_stage(model: str, bundle: Path | None, examples: Path | None, device: st
     """
     adapted = door.load(model, device=device)
     methods = unfitted(adapted)
-    if bundle is not None:
+    if bundle is None:
+        methods["headtilt, unfitted"] = ITS(adapted.model, [rotation()], padding=adapted.padding)
+    else:
         methods["headtilt"] = ITS.load(bundle, adapted.model).to(device)
     shown = [] if examples is None else _pictures(examples, adapted)
     if not shown:

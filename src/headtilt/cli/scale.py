@@ -142,5 +142,6 @@ def playground(
         raise OptionError("model must be given where bundle or examples are; they belong to a model. Add --model SPEC.")
     with progress() as tell:
         stage = digits_stage(tell) if model is None else own_stage(model, bundle, examples, resolve_device(device))
+    page = make_page(stage)
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"playground at [bold]http://{host}:{port}[/bold]")
-    make_page(stage).launch(server_name=host, server_port=port, inbrowser=open_browser, **options())
+    page.launch(server_name=host, server_port=port, inbrowser=open_browser, **options())
