@@ -62,18 +62,25 @@ def timed(words: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def killed(words: list[str], out: Path, whole: float, times: int) -> list[dict[str, Any]]:
-    """Return at which points a run was killed; afterwards it is complete."""
-    dice, told = random.Random(0), []
-    for _ in range(times):
+def killed(source: Path, folder: Path, model: str, shard_rows: int, whole: float, times: int) -> list[dict[str, Any]]:
+    """Return at which points runs were killed: that many kills met a living process, each run was resumed till its end.
+
+    A run that ends before it can be killed does not count; the next one begins in a folder of its own.
+    """
+    dice, told, out = random.Random(0), [], folder / "killed-0"
+    while len(told) < times:
+        words = command(source, out, model, shard_rows)
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        after = dice.uniform(0.05, 0.4) * whole
+        after = dice.uniform(0.1, 0.5) * whole
         with suppress(subprocess.TimeoutExpired):
             process.wait(after)
         process.send_signal(signal.SIGKILL)
-        ended = process.wait()
-        told.append({"after_seconds": after, "killed": ended == -9, "shards": len(list(out.glob("part-*.parquet")))})
-    subprocess.run(words, check=True, capture_output=True)
+        if process.wait() == -signal.SIGKILL:
+            shards = len(list(out.glob("part-*.parquet")))
+            told.append({"run": out.name, "after_seconds": after, "shards": shards})
+        else:
+            out = folder / f"killed-{len(told)}"
+    subprocess.run(command(source, out, model, shard_rows), check=True, capture_output=True)
     return told
 
 
@@ -140,9 +147,9 @@ def measure(folder: Path, count: int, kills: int, shard_rows: int) -> dict[str, 
     report["local_images_per_second"] = len(files) / report["local_seconds"]
     report["nothing_missing_seconds"] = timed(undisturbed)
     expected = rows(folder / "local")
-    out = folder / "killed"
-    report["kills"] = killed(command(source, out, model, shard_rows), out, report["local_seconds"], kills)
-    report["after_kills"] = compared(rows(out), expected)
+    report["kills"] = killed(source, folder, model, shard_rows, report["local_seconds"], kills)
+    resumed = sorted(folder.glob("killed-*"))
+    report["after_kills"] = {out.name: compared(rows(out), expected) for out in resumed}
     for run in cluster(source, folder / "ray", model, shard_rows):
         run["images_per_second"] = len(files) / run["seconds"]
         report[f"ray_{run['kill']}"] = run | compared(rows(folder / "ray" / run["kill"]), expected)
@@ -165,7 +172,7 @@ def main() -> None:
     print(json.dumps(report, indent=1))
     if options.json:
         write_json(options.json, report)
-    runs = [report["after_kills"], *(report[f"ray_{kill}"] for kill in ("none", "actor", "node"))]
+    runs = [*report["after_kills"].values(), *(report[f"ray_{kill}"] for kill in ("none", "actor", "node"))]
     whole = all(run["rows"] == run["distinct_paths"] == run["same_labels"] == report["images"] for run in runs)
     sys.exit(0 if whole and all(run["same_order"] for run in runs) else "rows differ")
 

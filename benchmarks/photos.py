@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -47,7 +46,9 @@ def main() -> None:
         "search_images_per_second": len(some) / searched,
         "model": adapted.name,
     }
-    report |= metadata("python benchmarks/photos.py FOLDER " + " ".join(sys.argv[2:]))
+    model = f"{options.model.partition(':')[0]}:{adapted.name}"  # not where it lies on this machine
+    counts = f"--count {options.count} --searched {options.searched}"
+    report |= metadata(f"python benchmarks/photos.py imagenet-mini --model {model} {counts} --json results/photos.json")
     print(json.dumps(report, indent=1))
     if options.json:
         write_json(options.json, report)

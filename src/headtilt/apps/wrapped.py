@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,20 @@ class Wrapped:
 
     def load(self) -> tuple[ITS, Adapted]:
         """Return the search and the classifier inside it."""
+        bound_memory()
         adapted = door.load(self.model, device=self.device)
         if self.bundle is not None:
             return ITS.load(self.bundle, adapted.model).to(self.device), adapted
         return ITS(adapted.model, parse_levels(self.levels), padding=adapted.padding).to(self.device), adapted
+
+
+def bound_memory() -> None:
+    """Keep what runs for hours from growing: views come in chunks of many sizes, and oneDNN keeps a kernel for each.
+
+    It keeps 1,024 unless told otherwise, which took a hundred megabytes within a minute on a small network. Read once,
+    at the first convolution; whoever set it otherwise is obeyed.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def parse_levels(text: str) -> list[Group]:
