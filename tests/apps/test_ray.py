@@ -69,10 +69,8 @@ def test_nothing_missing_needs_no_cluster(digits_parquet, tmp_path, rows_in):
 
 
 def test_what_a_shard_raised_comes_back_without_the_remote_traceback():
-    class RemoteError(Exception):
-        cause = ModelError("the model returned nothing")
-
-    found = _plain(RemoteError("ray::MapWorker … 40 lines"))
+    remote = "ray::MapWorker … 40 lines\nheadtilt.errors.ModelError: the model returned nothing\n\nTo change retries, …"
+    found = _plain(RuntimeError(remote))
     assert isinstance(found, ModelError)
     assert str(found) == "the model returned nothing"
     assert isinstance(_plain(RuntimeError("gone")), DataError)

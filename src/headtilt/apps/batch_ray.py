@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headtilt import errors
 from headtilt.adapters import Adapted
 from headtilt.apps.batch import Tell, Worker
 from headtilt.apps.batch_plan import Run
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+RAISED = re.compile(r"headtilt\.errors\.(\w+Error): (.+)")
 TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_PROMPT_ENABLED": "0"}
 
 
@@ -122,7 +125,9 @@ class Cluster:
             return
         options: dict[str, Any] = {"address": self.address or "local", "log_to_driver": False, "logging_level": "ERROR"}
         if self.address is None:
-            options |= {"include_dashboard": False, "num_cpus": max(self.actors * self.cpus, os.cpu_count() or 1)}
+            # A cluster of this machine alone listens on its loopback alone.
+            options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            options["num_cpus"] = max(self.actors * self.cpus, os.cpu_count() or 1)
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -136,12 +141,12 @@ class Cluster:
 
 
 def _plain(error: BaseException) -> HeadtiltError:
-    """Return what a shard raised, without the remote traceback around it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, HeadtiltError):
-            return type(cause)(str(cause).strip().splitlines()[-1])
-        cause = getattr(cause, "cause", None) or cause.__cause__
+    """Return what a shard raised on purpose, without the remote traceback around it."""
+    # Ray Data wraps what was raised several times over, and keeps it as text alone.
+    found = RAISED.findall(str(error))
+    if found:
+        name, said = found[-1]
+        return getattr(errors, name, DataError)(said)
     return DataError(
         f"the cluster gave up: {str(error).strip().splitlines()[-1]} Start the same command again to go on."
     )
