@@ -237,13 +237,18 @@ KILLED = """
     start = time.monotonic()
     os.waitpid(run("undisturbed"), 0)
     whole, draw = time.monotonic() - start, random.Random(int(sys.argv[3]))
-    for _ in range(10):
-        child = run("killed")
-        time.sleep(draw.uniform(0, 0.4 * whole))
+    kills, name = 0, "killed-0"
+    while kills < 10:  # that met a living process; one that was done before does not count
+        child = run(name)
+        time.sleep(draw.uniform(0.1, 0.5) * whole)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        print("killed" if os.WIFSIGNALED(status) else "done", len(list((folder / "killed").glob("part-*"))))
-    os.waitpid(run("killed"), 0)
+        if os.WIFSIGNALED(status):
+            kills += 1
+            print(len(list((folder / name).glob("part-*"))))
+        else:
+            name = f"killed-{kills}"
+    os.waitpid(run(name), 0)
 """
 
 
@@ -251,11 +256,12 @@ def test_killed_ten_times_and_resumed_the_rows_are_those_of_an_undisturbed_run(d
     program = textwrap.dedent(KILLED)
     words = [sys.executable, "-c", program, str(digits_parquet), str(tmp_path), "5"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 10
-    assert any(word == "killed" and 0 < int(parts) < 16 for word, parts in lines), lines
-    assert rows_in(tmp_path / "killed") == rows_in(tmp_path / "undisturbed")
-    assert len(rows_in(tmp_path / "killed")) == 121
+    parts = [int(line) for line in done.stdout.splitlines()]
+    assert len(parts) == 10
+    assert any(0 < part < 16 for part in parts), parts
+    expected = rows_in(tmp_path / "undisturbed")
+    assert len(expected) == 121
+    assert all(rows_in(folder) == expected for folder in tmp_path.glob("killed-*"))
 
 
 def test_inputs_of_a_shard_are_read_back_as_they_were_listed(job):
