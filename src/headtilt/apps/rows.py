@@ -115,6 +115,33 @@ def classify(
         topk: How many of the best labels each row should hold.
         workers: Threads that read files ahead; None chooses.
     """
+    for answer in answers(robust, adapted, sources, batch=batch, topk=topk, workers=workers):
+        yield answer.row
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A row with what undoes the tilt it speaks of.
+
+    Attributes:
+        row: What is said of the image.
+        pose: (3, 3), what turns the square that the model saw upright; None where there is no answer.
+    """
+
+    row: Row
+    pose: Tensor | None = None
+
+
+def answers(
+    robust: ITS,
+    adapted: Adapted,
+    sources: Iterable[Any],
+    *,
+    batch: int = 32,
+    topk: int = 1,
+    workers: int | None = None,
+) -> Iterator[Answer]:
+    """Yield what `classify` does, each row with its pose."""
     waiting: list[tuple[str, Tensor | str]] = []
     for item in _squares(sources, adapted, batch, workers):
         waiting.append(item)
@@ -151,31 +178,35 @@ def _squares(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _answers(robust: ITS, adapted: Adapted, waiting: list[tuple[str, Tensor | str]], topk: int) -> Iterator[Row]:
+def _answers(robust: ITS, adapted: Adapted, waiting: list[tuple[str, Tensor | str]], topk: int) -> Iterator[Answer]:
     images = [image for _, image in waiting if isinstance(image, Tensor)]
     paths = [path for path, image in waiting if isinstance(image, Tensor)]
-    answers = iter(_searched(robust, adapted, images, paths, topk) if images else ())
+    found = iter(_searched(robust, adapted, images, paths, topk) if images else ())
     for path, image in waiting:
-        yield next(answers) if isinstance(image, Tensor) else Row(path, error=image)
+        yield next(found) if isinstance(image, Tensor) else Answer(Row(path, error=image))
 
 
-def _searched(robust: ITS, adapted: Adapted, images: list[Tensor], paths: list[str], topk: int) -> list[Row]:
-    """Return the rows of images; where the model fails on some of them alone, these get its error.
+def _searched(robust: ITS, adapted: Adapted, images: list[Tensor], paths: list[str], topk: int) -> list[Answer]:
+    """Return the answers for images; where the model fails on some of them alone, these get its error.
 
     A model that fails on all of them is at fault itself.
     """
-    try:
-        return rows_of(robust.search(torch.stack(images)), paths, adapted.labels, topk=topk)
-    except ModelError as error:
-        if len(images) == 1:
-            raise
-        first = error
-    rows: list[Row] = []
-    for image, path in zip(images, paths, strict=True):
+
+    def ask(some: list[Tensor], names: list[str]) -> list[Answer]:
+        result = robust.search(torch.stack(some))
+        rows = rows_of(result, names, adapted.labels, topk=topk)
+        return [Answer(row, pose) for row, pose in zip(rows, result.pose.double().cpu(), strict=True)]
+
+    def alone(image: Tensor, path: str) -> Answer:
         try:
-            rows += rows_of(robust.search(image[None]), [path], adapted.labels, topk=topk)
+            return ask([image], [path])[0]
         except ModelError as error:
-            rows.append(Row(path, error=str(error)))
-    if all(row.error is not None for row in rows):
-        raise first
-    return rows
+            return Answer(Row(path, error=str(error)))
+
+    try:
+        return ask(images, paths)
+    except ModelError:
+        found = [alone(image, path) for image, path in zip(images, paths, strict=True)] if len(images) > 1 else []
+        if all(answer.pose is None for answer in found):
+            raise
+        return found

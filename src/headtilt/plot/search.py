@@ -49,7 +49,13 @@ if TYPE_CHECKING:
 
 
 def orbit(
-    robust: ITS, image: Tensor, group: Group | None = None, *, samples: int = 72, names: Sequence[str] | None = None
+    robust: ITS,
+    image: Tensor,
+    group: Group | None = None,
+    *,
+    samples: int = 72,
+    names: Sequence[str] | None = None,
+    within: Figure | None = None,
 ) -> Figure:
     """Return the confidence of one image along an orbit, by the paper's three measures, each scaled to 0 … 1.
 
@@ -61,6 +67,7 @@ def orbit(
         group: The group to walk along; None takes the first level of `robust`.
         samples: Views along the orbit; one more where a group that is not periodic needs an odd number.
         names: Class names, by label.
+        within: The part of a larger figure to draw in; None makes a figure.
     """
     at_least("samples", samples, 3)
     group = robust.plan.levels[0] if group is None else group
@@ -73,7 +80,7 @@ def orbit(
         return scaled(to_numpy(judged(seen.reshape(1, 1, len(grid)), Orbit(group, len(grid)))[0, 0]))
 
     best = int(judge(robust.plan.confidence).argmax())
-    figure = new_figure(8, 4.4)
+    figure = new_figure(8, 4.4) if within is None else within
     curve, strip, views = figure.subplots(3, 1, sharex=True, height_ratios=[3.2, 0.3, 0.9])
     for name, colour, line in zip(("energy", "bayesian", "group"), (BLUE, ORANGE, VERMILION), LINES, strict=False):
         values = judge(name)
@@ -154,6 +161,7 @@ def before_after(
     count: int = 8,
     names: Sequence[str] | None = None,
     truth: Tensor | Sequence[int] | None = None,
+    within: Figure | None = None,
 ) -> Figure:
     """Return inputs above their canonical images, with what the model alone and the search said of each.
 
@@ -162,6 +170,7 @@ def before_after(
         count: How many of its images to show, from the first; fewer where there are fewer.
         names: Class names, by label.
         truth: True labels; right answers are then marked ✓ in green and wrong ones ✗ in red.
+        within: The part of a larger figure to draw in; None makes a figure.
 
     Convention:
         ↻ and ↺ say how the input was turned, clockwise or counter-clockwise, to give the canonical image.
@@ -173,7 +182,7 @@ def before_after(
         raise OptionError(f"truth must hold a label for each of the {count} images shown; got {len(true)}.")
     width, height = thumb_size(result)
     pitch, drop, left = max(width, 0.8) + 0.18, height + 0.8, 1.05
-    figure, axes = canvas(left + count * pitch, drop + height + 0.4, 0.9)
+    figure, axes = canvas(left + count * pitch, drop + height + 0.4, 0.9, within)
     turns = decompose(result.pose[:count].double()).rotation.rad2deg().tolist()
     rows = (
         ("input", result.images, result.bare.argmax(1).tolist()),
