@@ -52,9 +52,7 @@ class Fitting:
             paths: Upright images.
             tell: Called with (stage, done, total).
         """
-        chosen = [
-            paths[index] for index in sample_indices(len(paths), min(self.images, len(paths)), self.seed).tolist()
-        ]
+        chosen = [paths[index] for index in sample_indices(len(paths), self.images, self.seed).tolist()]
         larger = larger_square(robust.adapted)
         images, broken = _read(chosen, larger, tell)
         crop = robust.adapted.size if larger.size > robust.adapted.size else None
@@ -93,7 +91,10 @@ def _read(paths: Sequence[Path], adapted: Adapted, tell: Tell) -> tuple[Tensor, 
     broken: list[str] = []
     with ThreadPoolExecutor() as pool:
         for number, found in enumerate(pool.map(one, paths), start=1):
-            (images if isinstance(found, Tensor) else broken).append(found)  # type: ignore[attr-defined]
+            if isinstance(found, Tensor):
+                images.append(found)
+            else:
+                broken.append(found)
             tell("reading images", number, len(paths))
     if len(images) < FEWEST:
         why = f" {broken[0]}" if broken else ""

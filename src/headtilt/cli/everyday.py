@@ -29,7 +29,7 @@ FIT_IMAGES = 1000
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "[dim]$[/dim] headtilt classify cup.jpg --model hf:google/vit-base-patch16-224\n\n"
-    "[dim]$[/dim] headtilt classify photos/ 'more/*.png' --model onnx:net.onnx --bundle robust --json > answers.json\n\n"
+    "[dim]$[/dim] headtilt classify photos/ 'more/*.png' --model onnx:net.onnx --bundle robust --json\n\n"
     f"{EXIT_CODES} Ctrl-C leaves the answers that were ready."
 )
 def classify(
