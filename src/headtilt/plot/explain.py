@@ -54,18 +54,19 @@ def explain(robust: ITS, result: SearchResult, *, names: Sequence[str] | None = 
     if walked:
         natural_width, natural_height = tree(result, names=names).get_size_inches()
         low = natural_height * width / natural_width
-    figure = new_figure(width, 4.4 + low + 0.9)
-    figure.suptitle(f"{title}\n" if title else "", x=0.02, ha="left", fontsize=12, weight="bold", color=INK)
+    figure = new_figure(width, 0.75 + 4.2 + low)
+    parts: Any = figure.subfigures(3, 1, height_ratios=[0.75, 4.2, low])
+    head, middle, foot = parts
     words = result.describe(0, names=names).partition("\n")[0]
-    figure.text(0.02, 1 - 0.42 / (5.3 + low), words, ha="left", va="center", fontsize=10, color=FAINT)
-    parts: Any = figure.subfigures(2, 1, height_ratios=[4.4, low], hspace=0.02)
-    left, right = parts[0].subfigures(1, 2, width_ratios=[2.6, 9.4])
+    head.text(0.02, 0.68, title, ha="left", va="center", fontsize=12, color=INK, weight="bold")
+    head.text(0.02, 0.25, words, ha="left", va="center", fontsize=10, color=FAINT)
+    left, right = middle.subfigures(1, 2, width_ratios=[2.6, 9.4])
     before_after(result, names=names, within=left)
     orbit(robust, result.images[0], names=names, within=right)
     if walked:
-        tree(result, names=names, within=parts[1])
+        tree(result, names=names, within=foot)
     else:
-        views(result, names=names, within=parts[1])
+        views(result, names=names, within=foot)
     return figure
 
 

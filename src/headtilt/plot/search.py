@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from headtilt.plot.style import (
     LINES,
     ORANGE,
     PALE,
+    PALETTE,
     VERMILION,
     Array,
     canvas,
@@ -46,6 +48,8 @@ from headtilt.wrapper import ITS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+OTHERS = "others"
 
 
 def orbit(
@@ -94,7 +98,7 @@ def orbit(
     curve.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=8, borderaxespad=0.2)
     middles = (at[1:] + at[:-1]) / 2
     edges = np.concatenate([[2 * at[0] - middles[0]], middles, [2 * at[-1] - middles[-1]]])
-    label_strip(strip, edges, seen.labels.tolist(), names)
+    label_strip(strip, edges, seen.labels.tolist(), names, curve)
     views_at(views, at, view_pixels(robust, image, group.matrix(grid)), best)
     style_axes(views, xlabel=axis)
     views.set(xlim=edges[[0, -1]].tolist(), ylim=(0, 1), yticks=[])
@@ -203,22 +207,32 @@ def before_after(
     return figure
 
 
-def label_strip(axes: Axes, edges: Array, labels: list[int], names: Sequence[str] | None) -> None:
-    """Draw which label holds where along an orbit; a label too long for all of its stretches goes to a legend."""
+def label_strip(axes: Axes, edges: Array, labels: list[int], names: Sequence[str] | None, beside: Axes) -> None:
+    """Draw which label holds where along an orbit; one too long for all of its stretches goes to a legend `beside`.
+
+    As many labels as there are colours are told apart, those that hold longest; all others are grey.
+    """
     starts = [place for place in range(len(labels)) if place == 0 or labels[place] != labels[place - 1]]
-    colours = {label: hue(place) for place, label in enumerate(dict.fromkeys(labels))}
+    longest = {label for label, _ in Counter(labels).most_common(len(PALETTE))}
+    colours = {label: hue(place) for place, label in enumerate(dict.fromkeys(one for one in labels if one in longest))}
     unnamed: dict[str, Any] = {}
     for start, stop in zip(starts, [*starts[1:], len(labels)], strict=True):
-        low, high, word = edges[start], edges[stop], class_name(names, labels[start], 16)
-        bar = axes.barh(0, high - low, left=low, height=1, color=colours[labels[start]], ec="white", lw=1)
+        low, high = edges[start], edges[stop]
+        word = class_name(names, labels[start], 16) if labels[start] in colours else OTHERS
+        bar = axes.barh(0, high - low, left=low, height=1, color=colours.get(labels[start], PALE), ec="white", lw=1)
         unnamed.setdefault(word, bar)
-        if (high - low) / (edges[-1] - edges[0]) > 0.0115 * len(word):
+        if word != OTHERS and (high - low) / (edges[-1] - edges[0]) > 0.0115 * len(word):
             say(axes, (low + high) / 2, 0, word, 8, "white", weight="bold")
             unnamed[word] = None
     rest = {word: bar for word, bar in unnamed.items() if bar is not None}
     if rest:
-        where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1.4), "frameon": False, "fontsize": 7}
-        axes.legend(list(rest.values()), list(rest), **where)
+        from matplotlib.legend import Legend
+
+        where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False, "fontsize": 8}
+        legend = Legend(beside, list(rest.values()), list(rest), **where)
+        legend.set_clip_on(False)  # or else no room is made for it
+        beside.add_artist(legend)
+        legend.set_clip_path(None)
     style_axes(axes)
     axes.set(ylim=(-0.5, 0.5), yticks=[0], yticklabels=["label"])
 
