@@ -6,6 +6,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -144,13 +145,14 @@ def opened(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
         raise MissingExtraError("pillow", "data") from error
     name = name_of(source)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), ExitStack() as stack:
             # Pillow warns where a file might be a bomb, and of metadata that it passes over; the limit is ours.
             warnings.simplefilter("ignore")
             if isinstance(source, (str, Path)):
                 _check_file(Path(source))
-            if isinstance(source, Image.Image):
-                image: Image.Image = source
+                image: Image.Image = Image.open(stack.enter_context(Path(source).open("rb")))
+            elif isinstance(source, Image.Image):
+                image = source
             elif isinstance(source, (np.ndarray, Tensor)):
                 image = Image.fromarray(_bytes(source))
             else:

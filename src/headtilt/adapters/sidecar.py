@@ -91,12 +91,13 @@ def parse(said: Mapping[str, Any], where: str) -> Sidecar:
         "channels": lambda value: one_of("channels", str(value), ("1", "3")),
         "output": lambda value: one_of("output", value, ("logits", "probabilities")),
     }
+    key = ""
     try:
         for key, check in checks.items():
             if values.get(key) is not None:
                 check(values[key])
     except (ValueError, TypeError) as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{where}: {key} makes no sense: {error}") from error
     if values.get("labels") is not None:
         values["labels"] = tuple(map(str, values["labels"]))
     return Sidecar(**values)
