@@ -35,6 +35,8 @@ KEPT = 256
 
 @dataclass(frozen=True)
 class Photograph:
+    """A photograph saved twice, and by how much the second was turned clockwise."""
+
     upright: Path
     tilted: Path
     label: int

@@ -56,6 +56,7 @@ class Fitting:
         larger = larger_square(robust.adapted)
         images, broken = _read(chosen, larger, tell)
         crop = robust.adapted.size if larger.size > robust.adapted.size else None
+        tell("fitting", 0, 1)
         given: dict[str, Any] = {"rounds": self.rounds, "hidden": self.hidden}
         robust.fit(
             images,

@@ -85,9 +85,9 @@ def rows_of(result: SearchResult, paths: Sequence[str], labels: Sequence[str] | 
                 path=path,
                 label=name(label),
                 score=float(probabilities[index, label]),
-                rotation_deg=math.degrees(float(tilt.rotation[index])),
+                rotation_deg=math.degrees(float(tilt.rotation[index])) + 0.0,  # no −0.0
                 scale=float(tilt.scale[index]),
-                shear=float(tilt.shear[index]),
+                shear=float(tilt.shear[index]) + 0.0,
                 gated=bool(result.gated[index]),
                 views=int(result.views[index]),
                 top=top if topk > 1 else None,

@@ -166,6 +166,7 @@ def fit(
     promise: Annotated[
         float, typer.Option(help="Points of upright accuracy that the search may cost; negative: no gate.")
     ] = 0.5,
+    refine: Annotated[int, typer.Option(min=0, help="Rounds of refining the best poses, within the same views.")] = 0,
     images: Annotated[int, typer.Option(min=10, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
     rounds: Annotated[int | None, typer.Option(min=1, help="Most rounds of training a head.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
@@ -186,7 +187,7 @@ def fit(
     if (out / "headtilt.json").exists() and not force:
         raise OptionError(f"{out} holds a bundle already; --force replaces it.")
     found = _survey([str(folder)])
-    robust = opened_model(model, None, levels or "rotation", preset, size, device)
+    robust = opened_model(model, None, levels or "rotation", preset, size, device, rounds=refine)
     fitting = Fitting(method, None if promise < 0 else promise, images, rounds, hidden, seed)
     with progress() as tell:
         broken = fitting.run(robust, found.paths, tell)

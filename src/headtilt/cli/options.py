@@ -103,9 +103,15 @@ def preset_options(name: str | None, levels: list[Group] | None) -> dict[str, An
 
 
 def opened_model(
-    spec: str, bundle: Path | None, levels: str | None, preset: str | None, size: int | None, device: str
+    spec: str,
+    bundle: Path | None,
+    levels: str | None,
+    preset: str | None,
+    size: int | None,
+    device: str,
+    **more: Any,
 ) -> Pretrained:
-    """Return the model of a command line with the search around it."""
+    """Return the model of a command line with the search around it; `more` are options of `ITS`."""
     from headtilt.adapters import door
     from headtilt.experiments.report import calm_threads, resolve_device
     from headtilt.pretrained import wrapped
@@ -113,5 +119,5 @@ def opened_model(
     calm_threads()
     if bundle is not None and (levels is not None or preset is not None):
         raise OptionError("--levels and --preset come with --bundle. Leave them out, or fit another bundle.")
-    options = preset_options(preset, groups(levels))
+    options = {**preset_options(preset, groups(levels)), **more}
     return wrapped(door.load(spec, device=resolve_device(device), size=size), bundle=bundle, **options)
