@@ -108,7 +108,7 @@ def test_both_halves_together_are_the_processor(tmp_path, kind):
     save(tmp_path)
     adapted = hf.load(str(tmp_path))
     assert (adapted.size, adapted.resize, adapted.resample, adapted.channels) == (size, resize, resample, 3)
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, **hf.plain())
     for width, height in [(180, 180)] if squeezes else [(180, 180), (240, 160), (150, 201)]:
         picture = photograph(width, height)
         expected = processor(picture, return_tensors="pt")["pixel_values"]
@@ -147,7 +147,7 @@ def test_the_real_mobilenet_is_shown_what_its_processor_shows_it():
     adapted = hf.load(str(folder))
     assert (adapted.size, adapted.resize, adapted.resample) == (224, 256, "bilinear")
     assert adapted.sampled == ("model.dropout",)
-    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, **hf.plain())
     for size in ((500, 375), (320, 320), (225, 400)):
         picture = photograph(*size)
         expected = processor(picture, return_tensors="pt")["pixel_values"]

@@ -38,15 +38,12 @@ def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
     """
     try:
         from transformers import AutoImageProcessor, AutoModelForImageClassification
-        from transformers import __version__ as version
     except ImportError as error:
         raise MissingExtraError("transformers", "hf") from error
     try:
         with _quietly():
             model = AutoModelForImageClassification.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
-            # The PIL classes, which need no torchvision; version 5 names them otherwise.
-            plain: dict[str, Any] = {"backend": "pil"} if int(version.split(".")[0]) >= 5 else {"use_fast": False}
-            processor = AutoImageProcessor.from_pretrained(name, **plain)
+            processor = AutoImageProcessor.from_pretrained(name, **plain())
     except (OSError, ValueError, ImportError) as error:
         raise DataError(
             f"hf:{name} is neither a checkpoint folder nor a name on the hub that can be reached: {error}"
@@ -70,6 +67,13 @@ def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
         channels=channels,
         resample=PILLOW.get(int(getattr(processor, "resample", None) or 2), "bilinear"),
     )
+
+
+def plain() -> dict[str, Any]:
+    """Return what asks for the PIL classes of processors, which need no torchvision; version 5 names them otherwise."""
+    from transformers import __version__ as version
+
+    return {"backend": "pil"} if int(version.split(".")[0]) >= 5 else {"use_fast": False}
 
 
 def photometry(shows: Processor, channels: int, name: str) -> tuple[Tensor, Tensor]:

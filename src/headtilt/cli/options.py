@@ -56,7 +56,9 @@ Bundle = Annotated[
 Levels = Annotated[
     str | None,
     typer.Option(
-        "--levels", autocompletion=_levels, help=f"What to search, by commas: {', '.join(LEVELS)}.  [default: rotation]"
+        "--levels",
+        autocompletion=_levels,
+        help=f"What to search, by commas: {', '.join(LEVELS)}; rotation unless said.",
     ),
 ]
 Preset = Annotated[
