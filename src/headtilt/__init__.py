@@ -16,6 +16,7 @@ from headtilt.groups import (
     translate_y,
 )
 from headtilt.presets import accurate, fast, paper3, paper5
+from headtilt.pretrained import from_pretrained
 from headtilt.result import SearchResult
 from headtilt.warp import warp
 from headtilt.wrapper import ITS
@@ -36,6 +37,7 @@ __all__ = [
     "compose",
     "decompose",
     "fast",
+    "from_pretrained",
     "paper3",
     "paper5",
     "reflection",

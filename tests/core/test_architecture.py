@@ -35,6 +35,7 @@ ORDER = [
     "data",
     "models",
     "adapters",  # one door opens the zoo as well
+    "pretrained",
     "baselines",
     "experiments",
     "apps",

@@ -123,6 +123,7 @@ class Evaluation:
         folders: Where to look for data.
         batch: Images per call of a method.
         size: Side to which images of a folder are resized before they are perturbed; None takes them as they are.
+        bundle: What the method of that name measures; see `Setting`.
         angles: Degrees at which to measure accuracy with all images turned alike.
     """
 
@@ -143,6 +144,7 @@ class Evaluation:
     folders: list[Path] | None = None
     batch: int = 500
     size: int | None = None
+    bundle: Path | None = None
     angles: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -221,6 +223,7 @@ class Evaluation:
             promise=Promise(self.promise),
             recipe=self.recipe,
             seed=self.seed,
+            bundle=self.bundle,
             retrained=None
             if self.models
             else lambda name: retrained(name, self.dataset, number, self.device, self.folders),

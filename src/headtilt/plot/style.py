@@ -56,9 +56,16 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
 
 
-def canvas(width: float, height: float, inches: float) -> tuple[Figure, Axes]:
-    """Return a figure with bare axes from (0, −height) to (width, 0), whose unit is that many inches."""
-    figure = new_figure(width * inches + 0.1, height * inches + 0.1)
+def canvas(width: float, height: float, inches: float, within: Figure | None = None) -> tuple[Figure, Axes]:
+    """Return a figure with bare axes from (0, −height) to (width, 0), whose unit is that many inches.
+
+    Args:
+        width: In units.
+        height: In units.
+        inches: Of a unit.
+        within: The part of a larger figure to draw in, at whatever size it has; None makes a figure.
+    """
+    figure = new_figure(width * inches + 0.1, height * inches + 0.1) if within is None else within
     axes = figure.add_subplot(xlim=(0, width), ylim=(-height, 0), aspect="equal", autoscale_on=False)
     axes.axis("off")
     return figure, axes
