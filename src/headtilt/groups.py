@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 from headtilt.errors import OptionError, ShapeError, at_least, number
 
 Algebra = tuple[tuple[float, float, float], tuple[float, float, float], tuple[float, float, float]]
+ZERO: Algebra = ((0, 0, 0), (0, 0, 0), (0, 0, 0))
+NEGATIVE: Algebra = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ class OneParameterGroup:
         """Return exp(t·A) as (…, 3, 3) for t of any shape, in t's dtype and on its device."""
         t = torch.as_tensor(t)
         exact = torch.float32 if t.device.type == "mps" else torch.float64
-        algebra = torch.tensor(self.algebra, dtype=exact, device=t.device)
-        matrices: Tensor = torch.matrix_exp(t.to(exact)[..., None, None] * algebra)
+        matrices = _exponential(t.to(exact)[..., None, None], self.algebra)
         return matrices.to(t.dtype if t.is_floating_point() else torch.get_default_dtype())
 
     def inverse(self, t: Tensor | float) -> Tensor:
@@ -123,7 +124,7 @@ class Reflection:
         """Return the matrix (…, 3, 3) of each index in t."""
         t = torch.as_tensor(t)
         index = t.round().long() if t.is_floating_point() else t.long()
-        if bool(((index < 0) | (index > 3)).any()):
+        if not torch.compiler.is_compiling() and bool(((index < 0) | (index > 3)).any()):
             raise OptionError("t must be 0, 1, 2 or 3 for reflection (identity, horizontal, vertical, both).")
         x, y = 1 - 2 * (index % 2), 1 - 2 * (index // 2)
         matrices = torch.diag_embed(torch.stack([x, y, torch.ones_like(x)], dim=-1))
@@ -235,6 +236,32 @@ def invert(matrix: Tensor) -> Tensor:
     upper = torch.stack(entries, dim=-1) / determinant[..., None]
     bottom = matrix.new_tensor([0.0, 0.0, 1.0]).expand(*upper.shape[:-1], 3)
     return torch.cat([upper, bottom], dim=-1).reshape(matrix.shape)
+
+
+def _exponential(t: Tensor, algebra: Algebra) -> Tensor:
+    """Return exp(t·A) for t (…, 1, 1), in closed form where A allows it, which any runtime can do."""
+    once = torch.tensor(algebra, dtype=t.dtype, device=t.device)
+    identity = torch.eye(3, dtype=t.dtype, device=t.device)
+    square = _product(algebra, algebra)
+    if _alike(square, ZERO):  # shears and shifts
+        return identity + t * once
+    if _alike(square, algebra):  # scales
+        return identity + torch.expm1(t) * once
+    if _alike(_product(square, algebra), _product(algebra, NEGATIVE)):  # rotations
+        twice = torch.tensor(square, dtype=t.dtype, device=t.device)
+        return identity + torch.sin(t) * once + (1 - torch.cos(t)) * twice
+    return torch.matrix_exp(t * once)
+
+
+def _product(a: Algebra, b: Algebra) -> Algebra:
+    rows = [tuple(sum(a[row][k] * b[k][column] for k in range(3)) for column in range(3)) for row in range(3)]
+    return cast(Algebra, tuple(rows))
+
+
+def _alike(a: Algebra, b: Algebra) -> bool:
+    return all(
+        abs(x - y) < 1e-12 for first, second in zip(a, b, strict=True) for x, y in zip(first, second, strict=True)
+    )
 
 
 def _symmetric(name: str, algebra: Algebra, reach: float) -> OneParameterGroup:

@@ -209,6 +209,19 @@ def near_identity(poses: Tensor) -> Tensor:
     return (poses - identity).flatten(-2).norm(dim=-1) <= NEAR
 
 
+def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
+
+    The marginal's pose is that of the best hypothesis with the marginal's label, or of the best one where none has it.
+    """
+    beam = found.beam
+    if readout == "incumbent":
+        return beam.evidence.logits[:, 0], beam.pose[:, 0]
+    agrees = (beam.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
+    slot = agrees.float().argmax(1)
+    return found.marginal, beam.pose[torch.arange(slot.shape[0], device=slot.device), slot]
+
+
 def scatter(whole: Found, found: Found, rows: Tensor) -> Found:
     """Return `whole` with the images at `rows` replaced by what was found for them.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from headtilt import bundle
+from headtilt import bundle, export
 from headtilt.borrow import Model
 from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
@@ -19,7 +19,7 @@ from headtilt.evidence import Evidence, Predictor
 from headtilt.fit import Fitter, Method
 from headtilt.gate import Gate, Promise
 from headtilt.groups import Group, rotation
-from headtilt.result import Found, SearchResult, concatenate, scatter
+from headtilt.result import Found, SearchResult, concatenate, read_out, scatter
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint, lattice, matrices
 from headtilt.search.tree import Tree, root_beam, take
@@ -250,6 +250,32 @@ class ITS(nn.Module):
         robust.report = report
         return robust
 
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        example: Tensor | Sequence[int] | None = None,
+        *,
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        """Write the whole search as one graph that runs without headtilt: ".onnx" for onnxruntime, ".pt2" for torch.
+
+        Raw pixels (B, C, H, W), any B, go in; logits (B, Y), pose (B, 3, 3) and gated (B,) come out. All views of a
+        batch are looked at together and nothing leaves early, so memory grows with B and the budget.
+
+        Args:
+            path: Written whole or not at all.
+            example: Images as the model will get them, or their (C, H, W); None takes the size seen last.
+            labels: Names of the classes, kept in the file beside headtilt's version and the options.
+        """
+        predictor = self.predictor
+        shape = (
+            predictor.seen if example is None else tuple(example.shape[1:] if isinstance(example, Tensor) else example)
+        )
+        graph = export.Graph(
+            predictor, self.plan, self.calibrator, self.gate, self.readout, self.padding, self.interpolation
+        )
+        export.write(graph, path, shape, labels)
+
     @torch.no_grad()
     def search(self, images: Tensor) -> SearchResult:
         """Return labels, poses and the trace of the search for images (B, C, H, W) of raw pixels."""
@@ -341,19 +367,6 @@ def checked_gate(gate: object) -> Gate | None:
     if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
         raise OptionError(f"gate must be a number of log-odds, a Gate or None; got {gate!r}.")
     return cast(Gate | None, gate)
-
-
-def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
-    """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
-
-    The marginal's pose is that of the best hypothesis with the marginal's label, or of the best one where none has it.
-    """
-    beam = found.beam
-    if readout == "incumbent":
-        return beam.evidence.logits[:, 0], beam.pose[:, 0]
-    agrees = (beam.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
-    slot = agrees.float().argmax(1)
-    return found.marginal, beam.pose[torch.arange(len(slot), device=slot.device), slot]
 
 
 def settled(root: Evidence, found: Found | None, left: Tensor, slots: int) -> Found:

@@ -29,6 +29,7 @@ ORDER = [
     "search",
     "fit",
     "bundle",
+    "export",
     "wrapper",
     "presets",
     "plot",

@@ -170,13 +170,10 @@ def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root:
 
     With a root, the view at V // 2 is the identity and inherits its evidence.
     """
-    batch, count = len(coordinates) if root is None else len(root.logits), coordinates.shape[1]
+    batch, count = (coordinates if root is None else root.logits).shape[0], coordinates.shape[1]
     poses = matrices(levels, coordinates).expand(batch, -1, -1, -1)
     coordinates = coordinates.expand(batch, -1, -1)
-    wanted = torch.ones(count, dtype=torch.bool, device=poses.device)
-    if root is not None:
-        wanted[count // 2] = False
-    fresh = poses[:, wanted]
+    fresh = poses[:, [view for view in range(count) if root is None or view != count // 2]]
     if root is not None and not fresh.shape[1]:
         return Seen(coordinates, poses, root.reshape(batch, 1))
     index = torch.arange(batch, device=poses.device).repeat_interleave(fresh.shape[1])
@@ -208,7 +205,7 @@ def judge(measure: Confidence, seen: Seen) -> Tensor:
 def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int) -> Found:
     """Return the best views as hypotheses, at most one per label, and the marginals over all of them."""
     chosen = select(confidence[:, None], seen.evidence.labels[:, None], keep)
-    rows, index = torch.arange(len(chosen), device=chosen.device)[:, None], chosen.clamp_min(0)
+    rows, index = torch.arange(chosen.shape[0], device=chosen.device)[:, None], chosen.clamp_min(0)
     taken = confidence[rows, index]
     logits = seen.evidence.logits
     close = near_identity(seen.poses)[..., None]
