@@ -5,6 +5,7 @@ from headtilt.evidence import Evidence
 from headtilt.groups import (
     compose,
     decompose,
+    quarter_turns,
     reflection,
     rotation,
     scale,
@@ -15,7 +16,7 @@ from headtilt.groups import (
     translate_x,
     translate_y,
 )
-from headtilt.presets import accurate, fast, paper3, paper5
+from headtilt.presets import accurate, documents, fast, paper3, paper5
 from headtilt.result import SearchResult
 from headtilt.warp import warp
 from headtilt.wrapper import ITS
@@ -35,9 +36,11 @@ __all__ = [
     "accurate",
     "compose",
     "decompose",
+    "documents",
     "fast",
     "paper3",
     "paper5",
+    "quarter_turns",
     "reflection",
     "rotation",
     "scale",

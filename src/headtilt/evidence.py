@@ -117,6 +117,7 @@ class Predictor:
         self.features = (features,) if isinstance(features, str) and features != "auto" else features
         self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
         self.seen: tuple[int, ...] | None = None  # (C, H, W) of the views shown last
+        self.single_logit = False  # whether the model gave one logit, which is two classes inside
         self.repeated = 0  # most elements that one view has at a dropout layer, which repeats it; seen at that trial
         if self.sampled:
             self._dropouts()
@@ -246,6 +247,9 @@ class Predictor:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
                 output = self.model(views)
+            self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
+        except ModelError:
+            raise
         except Exception as error:
             raise ModelError(f"model raised on views of shape {tuple(views.shape)}: {error}") from error
         return _as_logits(output, self.output_key, len(views) * copies)
@@ -326,7 +330,15 @@ def _as_logits(output: Any, key: str, views: int) -> Tensor:
         raise ModelError(
             f"model must return floating-point logits ({views}, Y); got {logits.dtype} {tuple(logits.shape)}."
         )
-    return logits.float() if logits.dtype != torch.float64 else logits
+    return two_classes(logits.float() if logits.dtype != torch.float64 else logits)
+
+
+def two_classes(logits: Tensor) -> Tensor:
+    """Return a single logit z (…, 1) as the two classes (−z/2, z/2), no and yes; all others as they are.
+
+    The softmax of the two is the sigmoid of z, and their energy is low wherever the model is sure, yes or no.
+    """
+    return torch.cat([-logits / 2, logits / 2], dim=-1) if logits.shape[-1] == 1 else logits
 
 
 def logits_in(output: Any, key: str) -> Tensor:

@@ -19,10 +19,10 @@ from headtilt.borrow import undisturbed
 from headtilt.calibrate import Balance, Calibrator, OrbitHead
 from headtilt.confidence import Orbit, curvature_operator
 from headtilt.errors import MissingExtraError, OptionError
-from headtilt.evidence import Evidence, Predictor, as_vectors, logits_in
+from headtilt.evidence import Evidence, Predictor, as_vectors, logits_in, two_classes
 from headtilt.gate import Gate
 from headtilt.groups import OneParameterGroup
-from headtilt.result import read_out
+from headtilt.result import own_shape, read_out
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint
 from headtilt.search.tree import Tree
@@ -79,7 +79,7 @@ class Graph(nn.Module):
             kept = self.gate.leaves_early(bare) | self.gate.keeps(bare, root.logits, found)
         identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         return (
-            torch.where(kept[:, None], bare.logits, logits),
+            own_shape(torch.where(kept[:, None], bare.logits, logits), self.predictor.single_logit),
             torch.where(kept[:, None, None], identity, pose),
             kept,
         )
@@ -92,7 +92,7 @@ class Graph(nn.Module):
         with self.predictor.feature_taps() as tapped:
             logits = logits_in(self.predictor.model(views), self.predictor.output_key)
         features = torch.cat([as_vectors(tap[0]) for tap in tapped], dim=1) if tapped else None
-        return Evidence(logits if logits.dtype == torch.float64 else logits.float(), features)
+        return Evidence(two_classes(logits if logits.dtype == torch.float64 else logits.float()), features)
 
 
 def measured_once(plan: Tree | Joint) -> Tree | Joint:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from headtilt.evidence import Evidence, Predictor
 from headtilt.fit import Fitter, Method
 from headtilt.gate import Gate, Promise
 from headtilt.groups import Group, rotation
-from headtilt.result import Found, SearchResult, concatenate, read_out, scatter
+from headtilt.result import Found, SearchResult, concatenate, own_shape, read_out, scatter
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint, lattice, matrices
 from headtilt.search.tree import Tree, root_beam, take
@@ -39,10 +40,12 @@ class ITS(nn.Module):
 
     Args:
         model: An `nn.Module` or a callable from raw images (B, C, H, W) to logits (B, Y). Normalisation belongs to it.
+            A single logit (B, 1) is taken for no or yes, and comes back as one.
         levels: Groups to search, from the root of the tree down; the full turn by default.
         samples: Samples along each orbit; odd, so that the identity is among them (even is fine for a full turn).
         hypotheses: Hypotheses kept at each level, at most one per label.
-        confidence: "energy", "bayesian" or "group" (the paper's three), or a callable (Evidence, Orbit) → (B, K, N).
+        confidence: "energy", "bayesian" or "group" (the paper's three), "multilabel" for a model whose labels are each
+            there or not, or a callable (Evidence, Orbit) → (B, K, N).
             None takes "group" for a tree and "energy" elsewhere.
         search: "tree" walks level by level as the paper does; "joint" covers the product of the levels with a lattice
             and refines; "anneal" walks it by simulated annealing.
@@ -129,6 +132,10 @@ class ITS(nn.Module):
             raise OptionError(f'calibrator must be a callable, "batch" or None; got {calibrator!r}.')
         self.calibrator = calibrator
         self.gate = checked_gate(gate)
+        if self.plan.confidence == "multilabel" and (readout != "incumbent" or gate is not None or calibrator):
+            raise OptionError(
+                'confidence="multilabel" answers with the best view alone: readout="incumbent", no gate, no calibrator.'
+            )
         self.report: dict[str, Any] = {}
 
     @property
@@ -187,6 +194,8 @@ class ITS(nn.Module):
 
         Nothing changes unless the whole fit succeeds. The classifier never changes.
         """
+        if self.plan.confidence == "multilabel":
+            raise OptionError('fit is for one label per image; with confidence="multilabel" nothing needs fitting.')
         if method == "keep" and self.calibrator == "batch":
             raise OptionError(
                 'method="keep" fits a gate for a fixed calibrator, and calibrator="batch" is another for each batch.'
@@ -276,6 +285,34 @@ class ITS(nn.Module):
         )
         export.write(graph, path, shape, labels)
 
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the penultimate features (B, D) of the images (B, C, H, W) turned back: what the last layer reads."""
+        canonical = self.search(images).canonical()
+        reader = self.predictor.with_features(self.features)
+        reader(canonical[:1])  # finds the layers where they are to be found
+        if not reader.features:
+            raise OptionError("embed needs a model with a linear layer at its end, or features= to name the module.")
+        features = reader.with_features(reader.features[-1])(canonical).features
+        return cast(Tensor, features)
+
+    def predict(self, images: Tensor | np.ndarray[Any, Any], *, abstain: float = 0.0) -> np.ndarray[Any, Any]:
+        """Return the labels (B,) as an array, as scikit-learn does; for several labels truth values (B, Y).
+
+        Args:
+            images: (B, C, H, W) raw pixels.
+            abstain: Probability below which no label is given: −1 stands there, or False for several labels.
+        """
+        if not is_number(abstain) or not 0 <= float(abstain) <= 1:
+            raise OptionError(f"abstain must be a probability between 0 and 1; got {abstain!r}.")
+        result = self.search(torch.as_tensor(images))
+        if result.multilabel:
+            return (result.labels & (result.probabilities >= float(abstain))).cpu().numpy()
+        return result.labels.masked_fill(result.probabilities.amax(1) < float(abstain), -1).cpu().numpy()
+
+    def predict_proba(self, images: Tensor | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the probabilities (B, Y) as an array; (B, 2), no and yes, for a single logit."""
+        return self.search(torch.as_tensor(images)).probabilities.cpu().numpy()
+
     @torch.no_grad()
     def search(self, images: Tensor) -> SearchResult:
         """Return labels, poses and the trace of the search for images (B, C, H, W) of raw pixels."""
@@ -315,16 +352,17 @@ class ITS(nn.Module):
         logits, pose = read_out(found, self.readout)
         identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         return SearchResult(
-            logits=torch.where(kept[:, None], bare.logits, logits),
+            logits=own_shape(torch.where(kept[:, None], bare.logits, logits), self.predictor.single_logit),
             pose=torch.where(kept[:, None, None], identity, pose),
             views=found.views,
             hypotheses=found.beam,
             trace=found.trace,
-            bare=bare.logits,
+            bare=own_shape(bare.logits, self.predictor.single_logit),
             gated=kept,
             images=images,
             padding=self.padding,
             interpolation=self.interpolation,
+            multilabel=self.plan.confidence == "multilabel",
         )
 
     def _batch_balance(self, images: Tensor) -> Balance:

@@ -20,6 +20,7 @@ ORDER = [
     "weights",
     "groups",
     "warp",
+    "back",
     "borrow",
     "evidence",
     "confidence",
