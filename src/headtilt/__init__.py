@@ -1,5 +1,7 @@
 """headtilt: spatial robustness for any trained image classifier, at inference, without retraining."""
 
+import logging
+
 from headtilt.errors import DataError, HeadtiltError, MissingExtraError, ModelError, OptionError, ShapeError
 from headtilt.evidence import Evidence
 from headtilt.groups import (
@@ -20,6 +22,9 @@ from headtilt.presets import accurate, documents, fast, paper3, paper5
 from headtilt.result import SearchResult
 from headtilt.warp import warp
 from headtilt.wrapper import ITS
+
+# Quiet unless asked: logging.getLogger("headtilt").setLevel("DEBUG") and a handler of one's own show what it does.
+logging.getLogger("headtilt").addHandler(logging.NullHandler())
 
 __version__ = "0.1.0.dev0"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
@@ -26,6 +27,7 @@ from headtilt.search.joint import Joint, lattice, matrices
 from headtilt.search.tree import Tree, root_beam, take
 from headtilt.warp import Interpolation, Padding, check_images, padding_values
 
+log = logging.getLogger("headtilt")
 # Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
 BLOCK_ELEMENTS = 2**24
 BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
@@ -225,6 +227,7 @@ class ITS(nn.Module):
             fitted.gate,
             fitted.report,
         )
+        log.info("fitted: %s", self.report)
         return self
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -284,6 +287,7 @@ class ITS(nn.Module):
             predictor, self.plan, self.calibrator, self.gate, self.readout, self.padding, self.interpolation
         )
         export.write(graph, path, shape, labels)
+        log.info("exported the search to %s", path)
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the penultimate features (B, D) of the images (B, C, H, W) turned back: what the last layer reads."""
@@ -328,7 +332,11 @@ class ITS(nn.Module):
         width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
         block = max(1, BLOCK_ELEMENTS // (self.plan.budget * width))
         rows = torch.arange(len(images), device=device).split(block)
-        return concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in rows])
+        result = concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in rows])
+        if log.isEnabledFor(logging.DEBUG):  # the sums wait for the device
+            seen, kept = int(result.views.sum()), int(result.gated.sum())
+            log.debug("searched %d images: %d views, %d kept by the gate", len(result), seen, kept)
+        return result
 
     def _search_block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
         root = bare if calibrator is None else calibrator(bare)
@@ -363,6 +371,7 @@ class ITS(nn.Module):
             padding=self.padding,
             interpolation=self.interpolation,
             multilabel=self.plan.confidence == "multilabel",
+            temperature=float(self.report.get("temperature", 1.0)),
         )
 
     def _batch_balance(self, images: Tensor) -> Balance:

@@ -238,3 +238,18 @@ def test_several_labels_refuse_what_assumes_one():
             ht.ITS(TinyNet(), confidence="multilabel", **options)
     with pytest.raises(OptionError, match="multilabel"):
         ht.ITS(TinyNet(), confidence="multilabel").fit(tiny_images(20))
+
+
+# --- what it says on the way ------------------------------------------------------------------------------------------
+
+
+def test_a_search_says_nothing_unless_asked(caplog, capfd):
+    robust, images = ht.ITS(TinyNet(), samples=5, gate=0.0), tiny_images(3)
+    with caplog.at_level("INFO"):
+        robust.search(images)
+    assert caplog.messages == []
+    assert capfd.readouterr() == ("", "")
+    with caplog.at_level("DEBUG", logger="headtilt"):
+        result = robust.search(images)
+    kept = int(result.gated.sum())
+    assert caplog.messages == [f"searched 3 images: {int(result.views.sum())} views, {kept} kept by the gate"]
