@@ -116,6 +116,8 @@ class Predictor:
         self.output_key = output_key
         self.features = (features,) if isinstance(features, str) and features != "auto" else features
         self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
+        self.seen: tuple[int, ...] | None = None  # (C, H, W) of the views shown last
+        self.single_logit = False  # whether the model gave one logit, which is two classes inside
         self.repeated = 0  # most elements that one view has at a dropout layer, which repeats it; seen at that trial
         if self.sampled:
             self._dropouts()
@@ -172,11 +174,12 @@ class Predictor:
 
     def _chunked(self, count: int, images: Tensor, view: Callable[[slice], Tensor]) -> Evidence:
         chunk = self.chunk or automatic_chunk(images)
+        self.seen = tuple(images.shape[1:])
         device, dtype = self.device_and_dtype(images)
         with torch.no_grad(), undisturbed(self.model):
             if self.features == "auto":
                 self.features = self._find_feature_layers(view(slice(0, 1)).to(device=device, dtype=dtype))
-            with self._feature_taps() as taps:
+            with self.feature_taps() as taps:
                 parts = []
                 for start in range(0, count, chunk):
                     views = view(slice(start, start + chunk)).to(device=device, dtype=dtype)
@@ -244,12 +247,15 @@ class Predictor:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
                 output = self.model(views)
+            self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
+        except ModelError:
+            raise
         except Exception as error:
             raise ModelError(f"model raised on views of shape {tuple(views.shape)}: {error}") from error
         return _as_logits(output, self.output_key, len(views) * copies)
 
     @contextmanager
-    def _feature_taps(self) -> Iterator[list[list[Tensor]]]:
+    def feature_taps(self) -> Iterator[list[list[Tensor]]]:
         """Collect the input of each feature layer in the lists that are yielded."""
         layers = [feature_layer(self.model, name) for name in self.features or ()]
         taps: list[list[Tensor]] = [[] for _ in layers]
@@ -319,6 +325,24 @@ def automatic_chunk(images: Tensor) -> int:
 
 def _as_logits(output: Any, key: str, views: int) -> Tensor:
     """Return the (V, Y) logits in whatever the model returned."""
+    logits = logits_in(output, key)
+    if logits.ndim != 2 or len(logits) != views or not logits.shape[1] or not logits.is_floating_point():
+        raise ModelError(
+            f"model must return floating-point logits ({views}, Y); got {logits.dtype} {tuple(logits.shape)}."
+        )
+    return two_classes(logits.float() if logits.dtype != torch.float64 else logits)
+
+
+def two_classes(logits: Tensor) -> Tensor:
+    """Return a single logit z (…, 1) as the two classes (−z/2, z/2), no and yes; all others as they are.
+
+    The softmax of the two is the sigmoid of z, and their energy is low wherever the model is sure, yes or no.
+    """
+    return torch.cat([-logits / 2, logits / 2], dim=-1) if logits.shape[-1] == 1 else logits
+
+
+def logits_in(output: Any, key: str) -> Tensor:
+    """Return the tensor in whatever a model returned: itself, or what a dict or an object holds under `key`."""
     if isinstance(output, dict):
         if key not in output:
             raise ModelError(
@@ -329,11 +353,7 @@ def _as_logits(output: Any, key: str, views: int) -> Tensor:
         output = getattr(output, key)
     if not isinstance(output, Tensor):
         raise ModelError(f"model must return logits as a tensor, an object or dict with {key!r}; got {type(output)}.")
-    if output.ndim != 2 or len(output) != views or not output.shape[1] or not output.is_floating_point():
-        raise ModelError(
-            f"model must return floating-point logits ({views}, Y); got {output.dtype} {tuple(output.shape)}."
-        )
-    return output.float() if output.dtype != torch.float64 else output
+    return output
 
 
 def _pooled(taps: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
@@ -345,6 +365,10 @@ def _pooled(taps: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
         copies = len(tapped) // views
         if copies not in (1, passes) or len(tapped) != copies * views:
             raise ModelError(f"a feature layer ran on {len(tapped)} rows for {views} views. Name another module.")
-        flat = tapped.flatten(2).mean(-1) if tapped.ndim == 4 else tapped.flatten(1)
-        vectors.append(flat.float().reshape(copies, views, -1).mean(0))
+        vectors.append(as_vectors(tapped).reshape(copies, views, -1).mean(0))
     return torch.cat(vectors, dim=1) if vectors else None
+
+
+def as_vectors(tapped: Tensor) -> Tensor:
+    """Return one feature vector per view: the mean over space where a layer still sees any."""
+    return (tapped.flatten(2).mean(-1) if tapped.ndim == 4 else tapped.flatten(1)).float()

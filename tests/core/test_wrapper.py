@@ -257,7 +257,7 @@ def test_a_plain_callable_will_do(net, images):
 def test_few_classes_are_no_problem(images, classes):
     result = ungated(TinyNet(classes=classes), LEVELS, samples=5, hypotheses=3).search(images)
     assert result.logits.shape == (5, classes)
-    assert int(result.hypotheses.active.sum(1).max()) <= classes
+    assert int(result.hypotheses.active.sum(1).max()) <= 2  # a single logit is no or yes
 
 
 @pytest.mark.parametrize("size", [(12, 12), (9, 15), (15, 9), (1, 1)], ids=str)

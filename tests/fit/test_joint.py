@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import headtilt as ht
 from core.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
 from headtilt.evidence import Evidence
-from headtilt.groups import Group, Reflection
+from headtilt.groups import Group
 from headtilt.result import LatticeTrace, concatenate, near_identity
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint, first_step, lattice, matrices, spread, wrap
@@ -265,7 +265,7 @@ def test_reflections_are_found_beside_rotations():
 def test_a_first_step_is_a_lattice_step_of_the_turn_and_a_third_of_any_other_range():
     assert first_step(ht.rotation(), 24) == pytest.approx(2 * math.pi / 24)
     assert first_step(ht.shear_x(0.3), 24) == pytest.approx(0.1)
-    assert first_step(Reflection(), 24) == 1
+    assert first_step(ht.reflection(), 24) == 1
 
 
 @pytest.mark.parametrize("search", ["joint", "anneal"])

@@ -13,7 +13,7 @@ from torch import Tensor
 from headtilt.confidence import Confidence, Orbit, resolve
 from headtilt.errors import OptionError, ShapeError, at_least
 from headtilt.evidence import Evidence
-from headtilt.groups import Group, Reflection, decompose
+from headtilt.groups import FiniteGroup, Group, decompose
 from headtilt.plot.style import (
     BLUE,
     COLORMAP,
@@ -130,8 +130,8 @@ def surface(
     at_least("samples", samples, 3)
     for group in (first, second):
         group.check_samples(samples)
-        if isinstance(group, Reflection):
-            raise OptionError("surface needs two continuous groups; reflection has four elements only. Use orbit.")
+        if isinstance(group, FiniteGroup):
+            raise OptionError(f"surface needs two continuous groups; {group.name} has four elements only. Use orbit.")
     poses = second.orbit(samples) @ first.orbit(samples)[:, None]
     seen = view_evidence(robust, image, poses.flatten(0, 1)).reshape(1, samples, samples)
     measure = resolve(confidence, getattr(robust.plan, "width", None))
