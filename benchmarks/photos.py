@@ -1,0 +1,57 @@
+"""What a photograph costs on one core: bytes, decoding, and views of a real network.
+
+python benchmarks/photos.py FOLDER --model hf:CHECKPOINT --json results/photos.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+
+def main() -> None:
+    from headtilt.adapters.images import find
+    from headtilt.apps.batch import ready
+    from headtilt.apps.wrapped import Wrapped
+    from headtilt.experiments.report import metadata, write_json
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--searched", type=int, default=16)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    robust, adapted = Wrapped(options.model).load()
+    paths = find([options.folder])[: options.count]
+    start = time.perf_counter()
+    images = [ready(str(path), path, adapted)[1] for path in paths]
+    decoded = time.perf_counter() - start
+    some = torch.stack([image for image in images if isinstance(image, torch.Tensor)][: options.searched])
+    robust.search(some[:2])
+    start = time.perf_counter()
+    views = int(robust.search(some).views.sum())
+    searched = time.perf_counter() - start
+    report = {
+        "images": len(paths),
+        "mean_bytes": sum(path.stat().st_size for path in paths) / len(paths),
+        "decode_images_per_second": len(paths) / decoded,
+        "views_per_image": views / len(some),
+        "views_per_second": views / searched,
+        "search_images_per_second": len(some) / searched,
+        "model": adapted.name,
+    }
+    report |= metadata("python benchmarks/photos.py FOLDER " + " ".join(sys.argv[2:]))
+    print(json.dumps(report, indent=1))
+    if options.json:
+        write_json(options.json, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Commands beyond one image and one terminal: ``predict``, ``serve``, ``playground``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from headtilt.cli.app import Device, app, progress
+
+Model = Annotated[str, typer.Option(help="The classifier; a wrong spec lists the kinds there are.", metavar="SPEC")]
+Bundle = Annotated[
+    Path | None, typer.Option(help="Folder of a fitted bundle; without one the search is bare.", metavar="FOLDER")
+]
+Levels = Annotated[str, typer.Option(help="What is searched where there is no bundle: rotation,scale,shear,…")]
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt predict ./photos --model hf:FOLDER --bundle fitted --out rows\n\n"
+    "[dim]$[/dim] headtilt predict 'shards/{000..127}.tar' --model hf:FOLDER --out rows --engine ray --actors 8\n\n"
+    "The rows lie in part-….parquet, which any reader of parquet opens as one table. Started again with the same "
+    "arguments, a run that was killed computes only what is missing. Ray's usage statistics are off unless "
+    "RAY_USAGE_STATS_ENABLED=1 is set."
+)
+def predict(
+    source: Annotated[str, typer.Argument(help="A folder, a quoted glob, parquet files, or WebDataset tars.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="Folder for the rows; a folder of its own.")],
+    bundle: Bundle = None,
+    levels: Levels = "rotation",
+    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT; else one is started here.")
+    ] = None,
+    actors: Annotated[int, typer.Option(min=1, help="Copies of the model on Ray.")] = 2,
+    cpus: Annotated[int, typer.Option(min=1, help="Cores for each copy on Ray: it decodes on them too.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs for each copy on Ray; 0.5 puts two copies on one.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Images per search.")] = 64,
+    shard_rows: Annotated[int, typer.Option(min=1, help="Rows per output file.")] = 2000,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that decode; else one per core, at most 8.")
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Column of parquet files with images or paths.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Classify any number of images into parquet files: resumable, one row per input, broken ones with their error."""
+    from headtilt.apps.batch import predict as run_batch
+    from headtilt.apps.batch_plan import Job
+    from headtilt.apps.batch_ray import Cluster
+    from headtilt.apps.wrapped import Wrapped
+    from headtilt.errors import one_of
+    from headtilt.experiments.report import resolve_device
+
+    one_of("engine", engine, ("local", "ray"))
+    on_gpu = engine == "ray" and gpus > 0
+    # On Ray the driver only reads the fingerprint: the actors choose their own device.
+    where = "cpu" if engine == "ray" else resolve_device(device)
+    wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, where)
+    job = Job(source, out, wrapped, column, batch, shard_rows, threads)
+    cluster = Cluster(address, actors, cpus, gpus, "cuda" if on_gpu else "cpu")
+    with progress() as tell:
+        run = run_batch(job, cluster.compute if engine == "ray" else None, tell)
+    console, errors = Console(highlight=False, soft_wrap=True), run.errors()
+    console.print(f"[bold]{run.count:,}[/bold] rows in {run.shards:,} files: {escape(str(out))}")
+    if errors:
+        console.print(f"[yellow]{errors:,}[/yellow] of them hold an error instead of an answer (column error).")
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt serve --model hf:FOLDER --bundle fitted\n\n"
+    "[dim]$[/dim] curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/classify\n\n"
+    "[dim]$[/dim] curl -F file=@photo.jpg 'http://127.0.0.1:8000/explain?format=png' > search.png"
+)
+def serve(
+    model: Model,
+    bundle: Bundle = None,
+    levels: Levels = "rotation",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is everybody's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Images per search.")] = 32,
+    max_wait_ms: Annotated[int, typer.Option(min=1, help="How long the first of a batch waits for others.")] = 5,
+    queue: Annotated[int, typer.Option(min=1, help="Requests inside at once; more are answered with 503.")] = 256,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, help="Most bytes of a body; more are answered with 413.")
+    ] = 10_000_000,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image; also 413.")] = 25_000_000,
+    upload_seconds: Annotated[float, typer.Option(min=0.1, help="For a body to arrive; then 408.")] = 10.0,
+    answer_seconds: Annotated[float, typer.Option(min=0.1, help="For an answer; then 503.")] = 30.0,
+    device: Device = "auto",
+) -> None:
+    """Answer over HTTP: /classify, /explain, /healthz, /readyz, /metrics, /openapi.json; requests are batched.
+
+    It listens on this machine alone unless --host says otherwise, and knows no passwords: put a proxy in front of it.
+    """
+    from headtilt.apps.serve import make_app
+    from headtilt.apps.serve import serve as run_service
+    from headtilt.apps.serve_limits import Limits
+    from headtilt.apps.wrapped import Wrapped
+    from headtilt.experiments.report import resolve_device
+
+    limits = Limits(max_bytes, max_pixels, upload_seconds, answer_seconds, queue, max_batch, max_wait_ms)
+    wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, resolve_device(device))
+    service = make_app(*wrapped.load(), limits)
+    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    aside.print(f"[bold]{escape(model)}[/bold] at http://{host}:{port}/classify")
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        aside.print("[yellow]note:[/yellow] others can reach this address, and nobody is asked for a password.")
+    run_service(service, host, port, limits)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt playground\n\n"
+    "[dim]$[/dim] headtilt playground --model hf:FOLDER --bundle fitted --examples ./photos\n\n"
+    "Everything runs on this machine. Gradio's analytics are off unless GRADIO_ANALYTICS_ENABLED=True is set."
+)
+def playground(
+    model: Annotated[str | None, typer.Option(help="A classifier of your own; else digits.", metavar="SPEC")] = None,
+    bundle: Bundle = None,
+    examples: Annotated[
+        Path | None, typer.Option(help="Folder of images to begin with, where there is a --model.", metavar="FOLDER")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 7860,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Tilt images in the browser and see the classifier tilt its head back: five methods side by side."""
+    from headtilt.apps.playground import make_page, options
+    from headtilt.apps.playground_methods import digits_stage, own_stage
+    from headtilt.errors import OptionError
+    from headtilt.experiments.report import calm_threads, need_matplotlib, resolve_device
+
+    need_matplotlib()
+    calm_threads()
+    if model is None and (bundle is not None or examples is not None):
+        raise OptionError("model must be given where bundle or examples are; they belong to a model. Add --model SPEC.")
+    with progress() as tell:
+        stage = digits_stage(tell) if model is None else own_stage(model, bundle, examples, resolve_device(device))
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"playground at [bold]http://{host}:{port}[/bold]")
+    make_page(stage).launch(server_name=host, server_port=port, inbrowser=open_browser, **options())

@@ -1,0 +1,368 @@
+"""The service: what it answers, what it refuses, and that one request never spoils another."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headtilt.adapters import Adapted
+from headtilt.errors import ModelError, OptionError
+from headtilt.groups import rotation
+from headtilt.wrapper import ITS
+
+fastapi = pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("batched", reason="the extra serve is not installed")
+pytest.importorskip("httpx", reason="httpx is not installed")
+Image = pytest.importorskip("PIL.Image")
+
+from fastapi.testclient import TestClient  # noqa: E402
+
+from headtilt.apps.serve import make_app  # noqa: E402
+from headtilt.apps.serve_limits import Limits  # noqa: E402
+
+PNG = {"Content-Type": "image/png"}
+
+
+class Brightness(torch.nn.Module):
+    """Two classes, dark and light; an image of one certain grey makes it raise, with a path in the message."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.sizes = []
+        self.pause = 0.0
+
+    def forward(self, images):
+        self.sizes.append(len(images))
+        time.sleep(self.pause)
+        light = images.mean((1, 2, 3))
+        if bool((light - 100 / 255).abs().lt(1e-3).any()):
+            raise RuntimeError("/home/somebody/weights.bin is cursed")
+        return torch.stack([0.5 - light, light - 0.5], 1) * 20 * self.weight
+
+
+def png(grey, size=(8, 8)):
+    buffer = io.BytesIO()
+    Image.new("L", size, grey).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def made(limits=None, **options):
+    model = Brightness().eval()
+    adapted = Adapted(model, ("dark", "light"), 8, 8, "border", "brightness")
+    return make_app(ITS(model, [rotation()], samples=4, padding="border", **options), adapted, limits), model
+
+
+@pytest.fixture(scope="module")
+def client():
+    app, _ = made(Limits(bytes=20_000, pixels=10_000))
+    with TestClient(app, raise_server_exceptions=False) as opened:
+        yield opened
+
+
+def test_an_image_as_the_body_and_in_a_form_gives_the_same_answer(client):
+    raw = client.post("/classify", content=png(250), headers=PNG)
+    form = client.post("/classify", files={"file": ("x.png", png(250), "image/png")})
+    assert raw.status_code == form.status_code == 200
+    assert raw.json() == form.json()
+    assert raw.json()["label"] == "light"
+    assert set(raw.json()) == {"label", "score", "rotation_deg", "scale", "shear", "gated", "views"}
+    assert client.post("/classify", content=png(3), headers=PNG).json()["label"] == "dark"
+
+
+def test_explain_tells_the_search_as_json_and_as_a_picture(client):
+    told = client.post("/explain", content=png(250), headers=PNG).json()
+    assert told["bare"]["label"] == told["answer"]["label"] == "light"
+    (level,) = told["levels"]
+    assert level["groups"] == ["rotation"]
+    assert len(level["parameters"]) == len(level["confidence"]) == len(level["labels"]) == 4
+    assert "light" in told["words"]
+    drawn = client.post("/explain?format=png", content=png(250), headers=PNG)
+    assert drawn.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(drawn.content)).width > 300
+
+
+def test_a_lattice_search_is_explained_too():
+    app, _ = made(search="joint", budget=8)
+    with TestClient(app) as opened:
+        told = opened.post("/explain", content=png(250), headers=PNG).json()
+        assert len(told["levels"][0]["parameters"]) >= 8
+        assert opened.post("/explain?format=png", content=png(250), headers=PNG).content[:4] == b"\x89PNG"
+
+
+def test_health_readiness_and_metrics_answer(client):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready", "model": "brightness", "labels": ["dark", "light"]}
+    client.post("/classify", content=png(250), headers=PNG)
+    text = client.get("/metrics").text
+    assert 'headtilt_requests_total{route="/classify",status="200"}' in text
+    assert "headtilt_batch_images_bucket" in text
+    assert "headtilt_views_total" in text
+
+
+def bomb(side=20_000):
+    """A PNG that says it has 400 megapixels, in a hundred bytes."""
+
+    def chunk(kind, content):
+        whole = kind + content
+        return len(content).to_bytes(4, "big") + whole + zlib.crc32(whole).to_bytes(4, "big")
+
+    header = side.to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000)))
+
+
+REFUSED = {
+    "no body": (b"", PNG, 422),
+    "text": (b"hello", {"Content-Type": "text/plain"}, 415),
+    "JSON": (b"{}", {"Content-Type": "application/json"}, 415),
+    "garbage": (b"\x00" * 500, PNG, 422),
+    "half a PNG": (png(9, (60, 60))[:60], PNG, 422),
+    "too many bytes": (b"\x00" * 20_001, PNG, 413),
+    "too many pixels": (png(9, (101, 100)), PNG, 413),
+    "a decompression bomb": (bomb(), PNG, 413),
+    "a PostScript program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", PNG, 422),
+    "a form without a boundary": (b"x", {"Content-Type": "multipart/form-data"}, 422),
+    "a torn form": (b"--b\r\nContent-Disp", {"Content-Type": "multipart/form-data; boundary=b"}, 422),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("route", ["/classify", "/explain"])
+def test_what_is_no_image_within_the_limits_is_refused(client, route, name):
+    content, headers, status = REFUSED[name]
+    reply = client.post(route, content=content, headers=headers)
+    assert reply.status_code == status, reply.text
+    assert list(reply.json()) == ["error"]
+
+
+def test_a_form_without_the_field_is_refused(client):
+    reply = client.post("/classify", files={"picture": ("x.png", png(1), "image/png")})
+    assert (reply.status_code, "'file'" in reply.json()["error"]) == (422, True)
+    assert client.post("/classify", files=[("file", png(1)), ("file", png(1))]).status_code == 422
+    assert client.post("/classify", data={"file": "text"}, files={"x": b"1"}).status_code == 422
+
+
+def test_a_body_that_does_not_state_its_length_is_cut_off_at_the_limit(client):
+    sent = []
+
+    def endless():
+        for _ in range(1000):
+            sent.append(1)
+            yield b"\x00" * 1000
+
+    reply = client.post("/classify", content=endless(), headers=PNG)
+    assert reply.status_code == 413
+
+
+def test_a_model_that_raises_is_an_internal_error_that_tells_nothing(client):
+    reply = client.post("/classify", content=png(100), headers=PNG)
+    assert (reply.status_code, reply.json()) == (500, {"error": "internal error."})
+    assert client.post("/classify", content=png(250), headers=PNG).status_code == 200
+
+
+def test_unknown_routes_and_methods_say_so_in_the_same_form(client):
+    assert client.get("/nowhere").json() == {"error": "Not Found"}
+    assert (client.get("/classify").status_code, client.get("/docs").status_code) == (405, 404)
+
+
+async def gathered(app, bodies):
+    import httpx
+
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as sender:
+            return await asyncio.gather(*(sender.post("/classify", content=body, headers=PNG) for body in bodies))
+
+
+def test_requests_that_come_together_are_searched_together_and_a_bad_one_fails_alone():
+    app, model = made(Limits(batch=16, wait_ms=40))
+    greys = [0, 250, 100, 250, 0, 250, 0, 250]
+    replies = asyncio.run(gathered(app, [png(grey) for grey in greys]))
+    assert [reply.status_code for reply in replies] == [500 if grey == 100 else 200 for grey in greys]
+    labels = [reply.json().get("label") for reply in replies]
+    assert labels == [{0: "dark", 250: "light", 100: None}[grey] for grey in greys]
+    assert max(model.sizes) >= 8
+
+
+def test_more_requests_than_the_queue_holds_are_told_to_come_back():
+    app, model = made(Limits(queue=3))
+    model.pause = 0.05
+    replies = asyncio.run(gathered(app, [png(250)] * 9))
+    codes = sorted(reply.status_code for reply in replies)
+    assert codes == [200] * 3 + [503] * 6
+    assert {reply.headers.get("retry-after") for reply in replies if reply.status_code == 503} == {"1"}
+
+
+def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_comes():
+    app, model = made(Limits(answer_seconds=0.2))
+    with TestClient(app) as opened:
+        model.pause = 0.3
+        reply = opened.post("/classify", content=png(250), headers=PNG)
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
+        model.pause = 0.0
+        deadline = time.monotonic() + 20
+        while opened.post("/classify", content=png(250), headers=PNG).status_code != 200:
+            assert time.monotonic() < deadline
+        assert app.state.service.inside == 0
+
+
+def test_before_it_is_warm_it_is_not_ready():
+    app, _ = made()
+    quiet = TestClient(app)
+    assert quiet.get("/readyz").status_code == 503
+    assert quiet.get("/healthz").status_code == 200
+
+
+def test_limits_are_checked():
+    with pytest.raises(OptionError, match="queue must be a whole number of at least 1"):
+        Limits(queue=0)
+    with pytest.raises(OptionError, match="answer_seconds"):
+        replace(Limits(), answer_seconds=0)
+
+
+def test_the_openapi_names_every_refusal(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/classify", "/explain", "/healthz", "/readyz", "/metrics"}
+    assert {"200", "408", "413", "415", "422", "503"} == set(paths["/classify"]["post"]["responses"])
+
+
+def test_a_model_error_is_not_swallowed_by_the_wrapper():
+    _, model = made()
+    with pytest.raises(ModelError, match="cursed"):
+        ITS(model, [rotation()], samples=4).search(torch.full((1, 1, 8, 8), 100 / 255))
+
+
+class Served:
+    """`headtilt serve` in a process of its own."""
+
+    def __init__(self, *words):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "-m", "headtilt", "serve", "--model", "zoo:digits", "--port", str(self.port), *words]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
+        )
+        deadline = time.monotonic() + 90
+        while not self._answers():
+            assert self.process.poll() is None, self.process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def _answers(self):
+        try:
+            with self.connect() as sock:
+                sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                return b"200 OK" in sock.recv(100)
+        except OSError:
+            return False
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def talk(self, sent):
+        with self.connect() as sock:
+            sock.sendall(sent)
+            return everything(sock)
+
+
+def everything(sock):
+    found = b""
+    try:
+        while chunk := sock.recv(65536):
+            found += chunk
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.fixture(scope="module")
+def served():
+    process = Served("--upload-seconds", "1", "--max-bytes", "50000", "--levels", "rotation,scale,shear")
+    yield process
+    process.process.kill()
+    process.process.communicate()
+
+
+POST = b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+
+
+def test_a_body_that_does_not_arrive_is_given_up(served):
+    assert b" 408 " in served.talk(POST + b"Content-Length: 1000\r\n\r\nabc")
+
+
+def test_headers_that_do_not_arrive_are_given_up(served):
+    assert served.talk(b"POST /classify HTTP/1.1\r\nHost: x\r\nX-Slow: ") == b""
+    assert served.talk(b"") == b""
+
+
+def test_second_requests_of_a_connection_are_watched_too(served):
+    reply = served.talk(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
+    assert reply.count(b"HTTP/1.1") == 1
+
+
+def test_chunks_beyond_the_limit_are_refused_over_the_wire(served):
+    chunk = b"2710\r\n" + b"\x00" * 10_000 + b"\r\n"
+    assert b" 413 " in served.talk(POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 6)
+    assert b" 413 " in served.talk(POST + b"Content-Length: 999999999\r\n\r\n")
+
+
+def test_bytes_that_are_no_http_are_refused(served):
+    assert b" 400 " in served.talk(b"\x16\x03\x01\x00\xa5\x01\x00\x00 hello\r\n\r\n")
+
+
+def test_a_client_that_hangs_up_disturbs_nobody(served, pngs):
+    for _ in range(5):
+        with served.connect() as sock:
+            sock.sendall(POST + f"Content-Length: {len(pngs[0])}\r\n\r\n".encode() + pngs[0])
+    whole = POST + f"Content-Length: {len(pngs[0])}\r\nConnection: close\r\n\r\n".encode() + pngs[0]
+    head, _, body = served.talk(whole).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert json.loads(body)["views"] > 17
+
+
+def test_it_listens_on_the_loopback_alone(served):
+    table = Path("/proc/net/tcp")
+    if not table.exists():
+        pytest.skip("this system has no /proc/net/tcp")
+    listening = [line.split() for line in table.read_text().splitlines()[1:]]
+    mine = [fields[1] for fields in listening if fields[1].endswith(f":{served.port:04X}") and fields[3] == "0A"]
+    assert mine == [f"0100007F:{served.port:04X}"]
+
+
+def test_on_sigterm_it_answers_who_is_inside_and_ends(served, pngs):
+    """Last of all: it ends the service."""
+    replies = []
+    whole = POST + f"Content-Length: {len(pngs[0])}\r\nConnection: close\r\n\r\n".encode() + pngs[0]
+    socks = [served.connect() for _ in range(12)]
+    for sock in socks:
+        sock.sendall(whole)
+    readers = [threading.Thread(target=lambda sock=sock: replies.append(everything(sock))) for sock in socks]
+    for reader in readers:
+        reader.start()
+    while not replies:  # one was answered, so that the others are inside
+        time.sleep(0.01)
+    served.process.send_signal(signal.SIGTERM)
+    for reader, sock in zip(readers, socks, strict=True):
+        reader.join()
+        sock.close()
+    _, errors = served.process.communicate(timeout=60)
+    assert [reply[:15] for reply in replies] == [b"HTTP/1.1 200 OK"] * 12
+    assert served.process.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+    assert "Traceback" not in errors
+    with pytest.raises(ConnectionRefusedError):
+        served.connect()
