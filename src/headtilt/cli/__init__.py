@@ -1,6 +1,6 @@
 """The command line, a file for each family of commands; needs the extra ``headtilt[cli]``."""
 
-from headtilt.cli import doctor, study
+from headtilt.cli import doctor, reproduce, study
 from headtilt.cli.app import app
 
-__all__ = ["app", "doctor", "study"]
+__all__ = ["app", "doctor", "reproduce", "study"]
