@@ -80,8 +80,8 @@ def measure(study: Study, size: Size, store: Store) -> Report:
         "images": min(size.images, len(draw_images(study, datasets[0], size.images))),
         "seeds": list(range(size.networks)),
         "notes": [
-            "wins: share of images whose most confident pose is this one. boltzmann: mean softmax over the orbit of the "
-            "confidence, each image's scaled to unit spread, since the three measures differ in scale by orders.",
+            "wins: share of images whose most confident pose is this one. boltzmann: mean softmax over the orbit of "
+            "the confidence, each image's scaled to unit spread, since the measures differ in scale by orders.",
         ],
         "results": results,
         "verdict": verdict(results),

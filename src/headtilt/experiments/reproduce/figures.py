@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headtilt.plot.style import BLUE, FAINT, GREEN, INK, LINES, VERMILION, hue, say, style_axes
+from headtilt.plot.style import BLUE, FAINT, GREEN, INK, LINES, PALE, VERMILION, hue, say, style_axes, thumb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,3 +105,24 @@ def heat_map(
             light = 0.299 * shade[0] + 0.587 * shade[1] + 0.114 * shade[2] > 0.55
             say(axes, column, row, form.format(table[row, column]), 8.5, INK if light else "white")
     return drawn
+
+
+def strip(
+    axes: Axes, views: Sequence[tuple[Any, str, str]], left: float, top: float, pitch: float, rims: Collection[int] = ()
+) -> None:
+    """Draw images of side 1 in a row, each with a word below in its colour.
+
+    Args:
+        axes: From `headtilt.plot.style.canvas`.
+        views: Pixels (H, W, 3), word and colour of each.
+        left: Where the first begins.
+        top: Upper edge.
+        pitch: From one to the next.
+        rims: Which of them are framed in their colour.
+    """
+    for number, (pixels, word, colour) in enumerate(views):
+        x = left + pitch * number
+        frame = (0.05, colour) if number in rims else (0.015, PALE)
+        thumb(axes, pixels, (x, top), (1, 1), frame)
+        short = word if len(word) <= 15 else word[:14] + "…"
+        say(axes, x + 0.5, top - 1.15, short, 7 if len(short) > 9 else 8, colour)
