@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -128,7 +129,7 @@ def transitions(study: Study, size: Size, dataset: str) -> dict[str, Any]:
     result = robust_for(study, size, dataset, 0).search(test.images)
     levels = cast(tuple[LevelTrace, ...], result.trace)
     found = {}
-    for above, below in zip(levels, levels[1:], strict=False):
+    for above, below in pairwise(levels):
         samples = len(below.parameters)
         came_from = above.chosen.clamp_min(0) % len(above.parameters)
         live = below.active
@@ -155,8 +156,8 @@ def densities(study: Study, size: Size, dataset: str) -> dict[str, Any]:
     index = torch.zeros(len(TURNS), dtype=torch.long, device=study.device)
     energies = torch.stack(
         [
-            Predictor(model, mc_sampled=True, seed=draw).views(image, index, poses).energy.double().cpu()
-            for draw in range(size.draws)
+            Predictor(model, mc_sampled=True, seed=number).views(image, index, poses).energy.double().cpu()
+            for number in range(size.draws)
         ]
     )
     margin = float(energies.std())
@@ -195,7 +196,8 @@ def draw(report: Report) -> dict[str, Figure]:
         entry, flat = results["transitions"][name], [v for row in tables[name] for v in row if v == v]
         first, second = name.split(" → ")
         drawn = heat_map(
-            axes, tables[name], rows=ticks(first, entry["from"]), columns=ticks(second, entry["to"]), limits=(0, max(flat)),
+            axes, tables[name], rows=ticks(first, entry["from"]), columns=ticks(second, entry["to"]),
+            limits=(0, max(flat)),
             title=f"P({second.replace('_', ' ')} | {first.replace('_', ' ')})", cmap="viridis",
             xlabel=second.replace("_", " "), ylabel=first.replace("_", " "),
         )  # fmt: skip
@@ -224,8 +226,8 @@ def draw(report: Report) -> dict[str, Figure]:
 
 def ticks(group: str, parameters: list[float]) -> list[str]:
     """Return parameters in units that people use."""
-    form = {
-        "rotation": lambda value: f"{math.degrees(value):.0f}°",
-        "scale": lambda value: f"×{math.exp(value):.2f}",
-    }.get(group, lambda value: f"{value:+.2f}")
-    return [form(value).replace("-", "−") for value in parameters]
+    if group == "rotation":
+        return [f"{math.degrees(value):.0f}°".replace("-", "−") for value in parameters]
+    if group == "scale":
+        return [f"×{math.exp(value):.2f}" for value in parameters]
+    return [f"{value:+.2f}".replace("-", "−") for value in parameters]

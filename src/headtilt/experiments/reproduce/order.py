@@ -90,7 +90,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
         "images": size.images,
         "notes": [
             "Images are transformed by rotation · scale · shear (affine), or by rotation · scale and rotation · shear.",
-            "reinforced: of the images whose leader after level 1 is wrong, those whose final answer is that same label.",
+            "reinforced: of images whose leader after level 1 is wrong, those whose final answer is that very label.",
             "lost: of those whose leader after level 1 is right, those whose final answer is wrong.",
         ],
         "residual": residuals(),

@@ -10,6 +10,7 @@ import torch
 
 from headtilt.data.perturb import TestSet, schedule
 from headtilt.data.perturb import draw as draw_transforms
+from headtilt.evidence import Predictor
 from headtilt.experiments.methods import fitted
 from headtilt.experiments.reproduce.study import Report, Store, Study
 from headtilt.experiments.reproduce.table1 import TRAINED
@@ -103,7 +104,6 @@ def samples(study: Study, size: Size, dataset: str) -> tuple[TestSet, Tensor, tu
     return test, data.floats(), data.classes
 
 
-@torch.no_grad()
 def canonical(study: Study, size: Size, dataset: str, column: str) -> dict[str, Any]:
     """Return the images that one method makes of the inputs, its answers, and whether they are right."""
     test, originals, classes = samples(study, size, dataset)
@@ -121,13 +121,14 @@ def moved(study: Study, size: Size, dataset: str, column: str, images: Tensor) -
     """Return what a method takes for the canonical images, and its labels."""
     thrift = size.fewer if dataset == "gtsrb" else 1
     if column == "input":
-        return images, network(study, dataset, 0)(images).argmax(1)
+        return images, Predictor(network(study, dataset, 0))(images).labels
     if column in TRAINED:
         training = size.training
         if training.images is not None:
             training = Training(training.images // thrift, training.epochs, training.warm)
         model: Any = baseline(study, TRAINED[column], dataset, 0, training)
-        return model.canonical(images), model(images).argmax(1)
+        with torch.no_grad():
+            return model.canonical(images), model(images).argmax(1)
     passes = size.slow_passes if dataset == "gtsrb" else size.passes
     if column == "head":
         levels = schedule("affine").searched

@@ -56,7 +56,7 @@ class Size:
 
 
 FULL = Size(images=2000, cpu_images=200)
-QUICK = Size(images=24, cpu_images=0, repeats=3, passes=(1, 10, 50), hypotheses=(1, 3, 5))
+QUICK = Size(images=16, cpu_images=0, repeats=2, passes=(1, 10, 50), hypotheses=(1, 3, 5))
 
 
 def measure(study: Study, size: Size, store: Store) -> Report:
