@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtilt.borrow import Model, dropout_masks, undisturbed
+from headtilt.borrow import Masks, Model, dropout_masks, undisturbed
 from headtilt.errors import ModelError, OptionError, at_least, checked_seed
-from headtilt.warp import Interpolation, Padding, warp
+from headtilt.pace import (
+    activations,
+    automatic_chunk,
+    channels_last,
+    convolves_faster_with_channels_last,
+    fitting_chunk,
+    out_of_memory,
+)
+from headtilt.warp import Interpolation, Padding, warp, warp_all
 
-# Elements of input per chunk. Small chunks stay in the CPU's cache: one of 4,096 views of 28×28 costs four times as
-# much per view as chunks of 64 to 1,024. A GPU wants enough work per launch.
-CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
-CHUNK_RANGE = {"cpu": (8, 512), "cuda": (64, 16_384)}
 SAMPLED_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -79,6 +85,17 @@ Evaluate = Callable[[Tensor, Tensor], Evidence]
 """``(index (V,), poses (V, 3, 3)) -> Evidence (V, …)``: what the classifier says of those views of a batch."""
 
 
+def everywhere(evaluate: Evaluate, batch: int, poses: Tensor) -> Evidence:
+    """Return the evidence (B·P, …) of each of `batch` images under each of the poses (P, 3, 3), image by image.
+
+    `Views` knows a short cut; any other callable is asked view by view.
+    """
+    if isinstance(evaluate, Views):
+        return evaluate.everywhere(poses)
+    index = torch.arange(batch, device=poses.device).repeat_interleave(len(poses))
+    return evaluate(index, poses.repeat(batch, 1, 1))
+
+
 class Predictor:
     """Evidence of a model on images or on views of them, in bounded memory and without autograd.
 
@@ -88,7 +105,8 @@ class Predictor:
         mc_sampled: Sample the mask even for a single pass.
         seed: Seed of the dropout masks. A pass is one mask per layer, shared by all views (the paper's W ← ΛW), so
             results depend neither on chunks nor on the batch.
-        chunk: Views per forward pass; None chooses one from the device and the view's size.
+        chunk: Views per forward pass; None chooses by what the first chunk of a shape shows: its largest activation
+            should fit the cache, or the GPU's memory. Where memory runs out the chunk is halved, and stays so.
         autocast: Reduced-precision dtype for `torch.autocast`, or None.
         output_key: Key or attribute that holds the logits where the model returns a dict or an object.
         features: Modules whose inputs, joined, are the feature vector: one name or several; "auto" takes the last two
@@ -117,6 +135,9 @@ class Predictor:
         self.features = (features,) if isinstance(features, str) and features != "auto" else features
         self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
         self.repeated = 0  # most elements that one view has at a dropout layer, which repeats it; seen at that trial
+        self.channels_last: bool | None = None  # unknown until the first batch has been tried both ways
+        self.chunks: dict[tuple[Any, ...], int] = {}  # views at once that each shape and device turned out to bear
+        self.masks: Masks = {}
         if self.sampled:
             self._dropouts()
 
@@ -148,6 +169,43 @@ class Predictor:
 
         return self._chunked(len(poses), images, view)
 
+    def all_views(
+        self,
+        images: Tensor,
+        poses: Tensor,
+        *,
+        padding: Padding = "zeros",
+        interpolation: Interpolation = "bilinear",
+    ) -> Evidence:
+        """Return the evidence (B·P, …) of every image under every one of the poses, image by image.
+
+        The same as `views`, but each pose's grid is built and its weights are computed once for all images.
+
+        Args:
+            images: (B, C, H, W).
+            poses: (P, 3, 3).
+            padding: See `warp`.
+            interpolation: See `warp`.
+        """
+        blocks = images.chunk(-(-len(images) // self._chunk(images)))
+
+        def seen(block: Tensor) -> Evidence:
+            def view(part: slice) -> Tensor:
+                first, last = part.start // len(block), -(-part.stop // len(block))
+                views = warp_all(block, poses[first:last], padding=padding, interpolation=interpolation)
+                return views.flatten(0, 1)[part.start - first * len(block) : part.stop - first * len(block)]
+
+            found = self._chunked(len(block) * len(poses), block, view, unit=len(block)).reshape(len(poses), -1)
+            features = found.features
+            return Evidence(found.logits.transpose(0, 1), None if features is None else features.transpose(0, 1))
+
+        with undisturbed(self.model):
+            return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
+
+    def borrowed(self) -> AbstractContextManager[None]:
+        """Return a context in which calls need not restore the model one by one: leaving it does, whatever happened."""
+        return undisturbed(self.model)
+
     def with_features(self, features: str | Sequence[str] | None) -> Predictor:
         """Return a copy that also reads features; "auto" reads none where the model has none to read."""
         other = copy.copy(self)
@@ -158,6 +216,7 @@ class Predictor:
         """Return a copy for another model, which has to be callable and have dropout where it is sampled."""
         other = copy.copy(self)
         other.model, other.batched_passes, other.repeated = checked_model(model), None, 0
+        other.channels_last, other.chunks, other.masks = None, {}, {}
         if other.sampled:
             other._dropouts()
         return other
@@ -170,20 +229,84 @@ class Predictor:
                     return tensor.device, tensor.dtype
         return images.device, images.dtype
 
-    def _chunked(self, count: int, images: Tensor, view: Callable[[slice], Tensor]) -> Evidence:
-        chunk = self.chunk or automatic_chunk(images)
+    def _chunked(self, count: int, images: Tensor, view: Callable[[slice], Tensor], unit: int = 1) -> Evidence:
+        """Return the evidence of `count` views, a chunk at a time, which is a multiple of `unit` where it can be."""
         device, dtype = self.device_and_dtype(images)
+        shape = (images.shape[1:], device)
+        parts: list[Evidence] = []
+
+        def views(part: slice) -> Tensor:
+            return view(part).to(device=device, dtype=dtype)
+
         with torch.no_grad(), undisturbed(self.model):
-            if self.features == "auto":
-                self.features = self._find_feature_layers(view(slice(0, 1)).to(device=device, dtype=dtype))
+            self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
             with self._feature_taps() as taps:
-                parts = []
-                for start in range(0, count, chunk):
-                    views = view(slice(start, start + chunk)).to(device=device, dtype=dtype)
-                    parts.append(self._evidence(views, taps))
+                start = 0
+                while start < count:
+                    chunk = self._chunk(images)
+                    stop = min(start + (chunk // unit * unit or chunk), count)
+                    part = self._attempt(partial(views, slice(start, stop)), taps)
+                    if part is None:
+                        self.chunks[shape] = self._smaller(stop - start, device, tuple(images.shape[1:]))
+                        continue
+                    parts.append(part)
+                    start = stop
         evidence = concatenate(parts)
         check_finite(evidence.logits)
         return evidence
+
+    def _chunk(self, images: Tensor) -> int:
+        """Return how many views of such images to run at once."""
+        device, _ = self.device_and_dtype(images)
+        return self.chunks.get((images.shape[1:], device)) or self.chunk or automatic_chunk(images)
+
+    def _get_acquainted(self, shape: tuple[Any, ...], few: Callable[[], Tensor]) -> None:
+        """Find out, at the first views of a shape, how many the device bears at once and in which layout they run."""
+        device = shape[-1]
+        if self.features == "auto":
+            self.features = self._find_feature_layers(few()[:1])
+        if self.channels_last is None and not convolves_faster_with_channels_last(self.model, device, self.autocast):
+            self.channels_last = False
+        measured = shape in self.chunks or self.chunk is not None or not isinstance(self.model, nn.Module)
+        if measured and self.channels_last is not None:
+            return
+        views = few()
+        with activations(self.model, len(views)) as sizes:
+            plain = self._forward(views, as_they_are=True)
+        if not measured:
+            self.chunks[shape] = fitting_chunk(device, max(sizes, default=1))
+        if self.channels_last is None:
+            self.channels_last = self._layouts_agree(views, plain)
+
+    def _layouts_agree(self, views: Tensor, plain: Tensor) -> bool:
+        """Return whether the model takes views whose channels lie last in memory, and says the same of them."""
+        try:
+            moved = self._forward(channels_last(views), as_they_are=True)
+        except ModelError:  # such as `view` where it should be `reshape`
+            return False
+        return torch.allclose(moved, plain, rtol=1e-4, atol=1e-4) and torch.equal(moved.argmax(1), plain.argmax(1))
+
+    def _attempt(self, views: Callable[[], Tensor], taps: list[list[Tensor]]) -> Evidence | None:
+        """Return the evidence of a chunk of views, or None where memory ran out."""
+        try:
+            return self._evidence(views(), taps)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+        for tap in taps:
+            tap.clear()
+        return None
+
+    def _smaller(self, views: int, device: torch.device, shape: tuple[int, ...]) -> int:
+        """Return how many views to try after memory ran out on so many."""
+        if views == 1:
+            raise ModelError(
+                f"model ran out of memory on a single view {shape} on {device}. Use smaller images, fewer mc_passes or "
+                "another device."
+            )
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return views // 2
 
     def _evidence(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
         if not self.sampled:
@@ -201,8 +324,9 @@ class Predictor:
         """Return the evidence of views averaged over the dropout passes."""
         stacked = self._batched(views, self.passes) if self.batched_passes else self._one_by_one(views, self.passes)
         features = _pooled(taps, self.passes, len(views))
-        log_probs = stacked.log_softmax(-1).logsumexp(0) - torch.tensor(float(self.passes)).log()
-        return Evidence(log_probs + stacked.logsumexp(-1).mean(0)[:, None], features)
+        familiar = stacked.logsumexp(-1)
+        log_probs = (stacked - familiar[..., None]).logsumexp(0) - math.log(self.passes)
+        return Evidence(log_probs + familiar.mean(0)[:, None], features)
 
     def _passes_agree(self, views: Tensor, taps: list[list[Tensor]]) -> bool:
         """Return whether running the passes as one batch behind the first dropout layer is the plain computation."""
@@ -224,7 +348,7 @@ class Predictor:
         return self._masked(views, range(passes)).reshape(passes, len(views), -1)
 
     def _masked(self, views: Tensor, passes: range) -> Tensor:
-        with dropout_masks(self._dropouts(), passes, self.seed) as sizes:
+        with dropout_masks(self._dropouts(), passes, self.seed, self.masks) as sizes:
             logits = self._forward(views, copies=len(passes))
         self.repeated = max(sizes, default=0)
         return logits
@@ -238,13 +362,16 @@ class Predictor:
             )
         return layers
 
-    def _forward(self, views: Tensor, copies: int = 1) -> Tensor:
+    def _forward(self, views: Tensor, copies: int = 1, *, as_they_are: bool = False) -> Tensor:
+        views = channels_last(views) if self.channels_last and not as_they_are else views
         try:
             with ExitStack() as stack:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
                 output = self.model(views)
         except Exception as error:
+            if out_of_memory(error):
+                raise
             raise ModelError(f"model raised on views of shape {tuple(views.shape)}: {error}") from error
         return _as_logits(output, self.output_key, len(views) * copies)
 
@@ -284,6 +411,35 @@ class Predictor:
         return tuple(dict.fromkeys(order))[-2:]
 
 
+@dataclass(frozen=True)
+class Views:
+    """An `Evaluate`: what a predictor says of views of these images, and a calibrator of that.
+
+    Attributes:
+        predictor: Whom to ask.
+        images: (B, C, H, W).
+        padding: See `warp`.
+        interpolation: See `warp`.
+        calibrate: From evidence to evidence; None leaves it as it is.
+    """
+
+    predictor: Predictor
+    images: Tensor
+    padding: Padding = "zeros"
+    interpolation: Interpolation = "bilinear"
+    calibrate: Callable[[Evidence], Evidence] | None = None
+
+    def __call__(self, index: Tensor, poses: Tensor) -> Evidence:
+        """Return the evidence (V, …) of image `index[v]` seen under `poses[v]`."""
+        seen = self.predictor.views(self.images, index, poses, padding=self.padding, interpolation=self.interpolation)
+        return seen if self.calibrate is None else self.calibrate(seen)
+
+    def everywhere(self, poses: Tensor) -> Evidence:
+        """Return the evidence (B·P, …) of every image under every pose (P, 3, 3), image by image."""
+        seen = self.predictor.all_views(self.images, poses, padding=self.padding, interpolation=self.interpolation)
+        return seen if self.calibrate is None else self.calibrate(seen)
+
+
 def checked_model(model: Model) -> Model:
     """Return the model; raise `ModelError` unless it can be called."""
     if not callable(model):
@@ -308,13 +464,6 @@ def feature_layer(model: Model, name: str) -> nn.Module:
         return model.get_submodule(name)
     except AttributeError as error:
         raise OptionError(f"features must name a module of the model; {name!r} is none.") from error
-
-
-def automatic_chunk(images: Tensor) -> int:
-    """Return how many views of such images (B, C, H, W) to run at once on their device."""
-    kind = images.device.type if images.device.type in CHUNK_ELEMENTS else "cpu"
-    low, high = CHUNK_RANGE[kind]
-    return min(max(CHUNK_ELEMENTS[kind] // images[0].numel(), low), high)
 
 
 def _as_logits(output: Any, key: str, views: int) -> Tensor:

@@ -21,6 +21,7 @@ ORDER = [
     "groups",
     "warp",
     "borrow",
+    "pace",
     "evidence",
     "confidence",
     "calibrate",
