@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from headtilt.borrow import Masks, Model, dropout_masks, undisturbed
 from headtilt.errors import ModelError, OptionError, at_least, checked_seed
 from headtilt.pace import (
+    ACTIVATION_BYTES,
     activations,
     automatic_chunk,
     channels_last,
     convolves_faster_with_channels_last,
     fitting_chunk,
+    kind_of,
     out_of_memory,
 )
 from headtilt.warp import Interpolation, Padding, warp, warp_all
@@ -167,7 +169,7 @@ class Predictor:
         def view(part: slice) -> Tensor:
             return warp(images[index[part]], poses[part], padding=padding, interpolation=interpolation)
 
-        return self._chunked(len(poses), images, view)
+        return self._chunked(len(poses), images, view, unit=1)
 
     def all_views(
         self,
@@ -229,14 +231,25 @@ class Predictor:
                     return tensor.device, tensor.dtype
         return images.device, images.dtype
 
-    def _chunked(self, count: int, images: Tensor, view: Callable[[slice], Tensor], unit: int = 1) -> Evidence:
-        """Return the evidence of `count` views, a chunk at a time, which is a multiple of `unit` where it can be."""
+    def _chunked(
+        self, count: int, images: Tensor, view: Callable[[slice], Tensor], unit: int | None = None
+    ) -> Evidence:
+        """Return the evidence of `count` views, a chunk at a time.
+
+        Args:
+            count: How many.
+            images: What they are views of.
+            view: Makes the views of a slice.
+            unit: A chunk is a multiple of it where it can be; None for the images as they came, which also keep their
+                layout: what the model says of them is its own answer, bit for bit.
+        """
         device, dtype = self.device_and_dtype(images)
         shape = (images.shape[1:], device)
         parts: list[Evidence] = []
 
         def views(part: slice) -> Tensor:
-            return view(part).to(device=device, dtype=dtype)
+            made = view(part).to(device=device, dtype=dtype)
+            return channels_last(made) if self.channels_last and unit is not None else made
 
         with torch.no_grad(), undisturbed(self.model):
             self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
@@ -244,10 +257,10 @@ class Predictor:
                 start = 0
                 while start < count:
                     chunk = self._chunk(images)
-                    stop = min(start + (chunk // unit * unit or chunk), count)
-                    part = self._attempt(partial(views, slice(start, stop)), taps)
+                    stop = min(start + (chunk // (unit or 1) * (unit or 1) or chunk), count)
+                    part = self._attempt(partial(views, slice(start, stop)), stop - start, images.shape[1:], taps)
                     if part is None:
-                        self.chunks[shape] = self._smaller(stop - start, device, tuple(images.shape[1:]))
+                        self.chunks[shape] = max((stop - start) // 2, 1)
                         continue
                     parts.append(part)
                     start = stop
@@ -271,42 +284,49 @@ class Predictor:
         if measured and self.channels_last is not None:
             return
         views = few()
-        with activations(self.model, len(views)) as sizes:
-            plain = self._forward(views, as_they_are=True)
+        try:
+            with activations(self.model, len(views)) as sizes:
+                plain = self._forward(views)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, ModelError) or not out_of_memory(error):
+                raise
+            sizes = [ACTIVATION_BYTES[kind_of(device)]]  # one view at a time, then
+        else:
+            if self.channels_last is None:
+                self.channels_last = self._layouts_agree(views, plain)
         if not measured:
             self.chunks[shape] = fitting_chunk(device, max(sizes, default=1))
-        if self.channels_last is None:
-            self.channels_last = self._layouts_agree(views, plain)
 
     def _layouts_agree(self, views: Tensor, plain: Tensor) -> bool:
         """Return whether the model takes views whose channels lie last in memory, and says the same of them."""
         try:
-            moved = self._forward(channels_last(views), as_they_are=True)
-        except ModelError:  # such as `view` where it should be `reshape`
+            moved = self._forward(channels_last(views))
+        except (MemoryError, RuntimeError):  # such as from `view` where it should be `reshape`
             return False
-        return torch.allclose(moved, plain, rtol=1e-4, atol=1e-4) and torch.equal(moved.argmax(1), plain.argmax(1))
+        tolerance = 1e-4 if self.autocast is None else 2e-2
+        return torch.allclose(moved, plain, rtol=tolerance, atol=tolerance) and torch.equal(
+            moved.argmax(1), plain.argmax(1)
+        )
 
-    def _attempt(self, views: Callable[[], Tensor], taps: list[list[Tensor]]) -> Evidence | None:
-        """Return the evidence of a chunk of views, or None where memory ran out."""
+    def _attempt(
+        self, views: Callable[[], Tensor], count: int, shape: tuple[int, ...], taps: list[list[Tensor]]
+    ) -> Evidence | None:
+        """Return the evidence of a chunk of `count` views of a shape, or None where memory ran out and less may do."""
         try:
             return self._evidence(views(), taps)
         except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
+            # A `ModelError` says what the model did wrong, whatever its words.
+            if isinstance(error, ModelError) or not out_of_memory(error):
                 raise
+            if count == 1 and not (self.sampled and self.batched_passes is not False):
+                raise ModelError(f"model raised on views of shape {(1, *shape)}: {error}") from error
+        if count == 1:
+            self.batched_passes = False  # less than one view is one pass of it
         for tap in taps:
             tap.clear()
-        return None
-
-    def _smaller(self, views: int, device: torch.device, shape: tuple[int, ...]) -> int:
-        """Return how many views to try after memory ran out on so many."""
-        if views == 1:
-            raise ModelError(
-                f"model ran out of memory on a single view {shape} on {device}. Use smaller images, fewer mc_passes or "
-                "another device."
-            )
-        if device.type == "cuda":
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return views // 2
+        return None
 
     def _evidence(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
         if not self.sampled:
@@ -314,11 +334,12 @@ class Predictor:
             return Evidence(logits, _pooled(taps, 1, len(views)))
         if self.batched_passes is None:
             self.batched_passes = self._passes_agree(views, taps)
-        # What dropout repeats must not take more memory than the chunk itself.
-        growth = self.passes * self.repeated / views[0].numel() if self.batched_passes else 0
-        return concatenate(
-            [self._averaged(part, taps) for part in views.split(max(int(len(views) / max(growth, 1)), 1))]
-        )
+        # What dropout repeats must not take more memory than the chunk itself, or than activations may anyway.
+        room = views.numel()
+        if self.chunk is None:
+            room = max(room, ACTIVATION_BYTES[kind_of(views.device)] // views.element_size())
+        most = room // max(self.passes * self.repeated, 1) if self.batched_passes else len(views)
+        return concatenate([self._averaged(part, taps) for part in views.split(max(most, 1))])
 
     def _averaged(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
         """Return the evidence of views averaged over the dropout passes."""
@@ -362,8 +383,7 @@ class Predictor:
             )
         return layers
 
-    def _forward(self, views: Tensor, copies: int = 1, *, as_they_are: bool = False) -> Tensor:
-        views = channels_last(views) if self.channels_last and not as_they_are else views
+    def _forward(self, views: Tensor, copies: int = 1) -> Tensor:
         try:
             with ExitStack() as stack:
                 if self.autocast is not None:
