@@ -36,12 +36,13 @@ def warp(
         raise ShapeError(f"poses must be a tensor (B, 3, 3); got {type(poses).__name__}. Use torch.as_tensor.")
     if poses.ndim != 3 or poses.shape[-2:] != (3, 3):
         raise ShapeError(f"poses must be (B, 3, 3); got {tuple(poses.shape)}.")
-    if len(images) != len(poses) and len(images) != 1:
-        raise ShapeError(f"poses must be as many as images; got {len(poses)} poses for {len(images)} images.")
+    count, views = images.shape[0], poses.shape[0]  # `len` would fix the batch of an exported graph
+    if count != views and count != 1:
+        raise ShapeError(f"poses must be as many as images; got {views} poses for {count} images.")
     height, width = images.shape[-2:]
     exact = images.dtype if images.dtype == torch.float64 else torch.float32
     grid = sampling_grid(poses.to(images.device), height, width).to(exact)
-    source = images.to(exact).expand(len(poses), -1, -1, -1)
+    source = images.to(exact).expand(views, -1, -1, -1)
     return resample(source, grid, padding, interpolation).to(images.dtype)
 
 
