@@ -30,7 +30,6 @@ import headtilt as ht
 from headtilt.baselines.reference import ReferenceITS
 from headtilt.data import load as load_data
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.errors import HeadtiltError
 from headtilt.models import zoo
 from headtilt.models.cnn import SmallCNN
 from headtilt.pace import channels_last
@@ -327,10 +326,10 @@ def settled_peak(device: str) -> int:
 
 def labels(device: str, quick: bool) -> dict[str, Any]:
     """Return how the labels agree with those of the plain path: one layout, every pass by itself."""
-    try:
-        data = load_data("mnist", "test", limit=400 if quick else 2000)
-    except HeadtiltError as error:
-        return {"left out": str(error)}
+    # A benchmark downloads nothing.
+    if not (Path(os.environ.get("HEADTILT_DATA", "")) / "MNIST").is_dir():
+        return {"left out": "HEADTILT_DATA names no folder with MNIST in it."}
+    data = load_data("mnist", "test", limit=400 if quick else 2000)
     images = perturb_dataset(data, draw("affine", len(data), seed=0)).images.to(device)
     model = zoo.load("mnist", device=device)
     found: dict[str, Any] = {"images": len(images)}
