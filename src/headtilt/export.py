@@ -20,7 +20,7 @@ from headtilt.calibrate import Balance, Calibrator, OrbitHead
 from headtilt.confidence import Orbit, curvature_operator
 from headtilt.errors import MissingExtraError, OptionError
 from headtilt.evidence import Evidence, Predictor, as_vectors, logits_in, two_classes
-from headtilt.gate import Gate
+from headtilt.gate import CautiousGate, Gate
 from headtilt.groups import OneParameterGroup
 from headtilt.result import own_shape, read_out
 from headtilt.search.anneal import Anneal
@@ -51,7 +51,7 @@ class Graph(nn.Module):
         predictor: Predictor,
         plan: Tree | Joint | Anneal,
         calibrator: Calibrator | Literal["batch"] | None,
-        gate: Gate | None,
+        gate: Gate | CautiousGate | None,
         readout: str,
         padding: Padding,
         interpolation: Interpolation,
@@ -134,7 +134,7 @@ def refuse(predictor: Predictor, plan: object, calibrator: object, gate: object)
         raise OptionError(
             f"export holds a balance or a head; got {type(calibrator).__name__}. Fit with method='head' or 'balance'."
         )
-    if gate is not None and not isinstance(gate, Gate):
+    if gate is not None and not isinstance(gate, (Gate, CautiousGate)):
         raise OptionError(f"export holds a Gate; got {type(gate).__name__}.")
 
 

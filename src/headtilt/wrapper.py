@@ -17,7 +17,7 @@ from headtilt.borrow import Model
 from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
 from headtilt.errors import OptionError, ShapeError, is_number, one_of
-from headtilt.evidence import Evidence, Predictor
+from headtilt.evidence import Evidence, Predictor, Views
 from headtilt.fit import Fitter, Method
 from headtilt.gate import CautiousGate, Gate, Promise
 from headtilt.groups import Group, rotation
@@ -134,6 +134,8 @@ class ITS(nn.Module):
             raise OptionError(f'calibrator must be a callable, "batch" or None; got {calibrator!r}.')
         self.calibrator = calibrator
         self.gate = checked_gate(gate)
+        if self.plan.confidence == "multilabel" and gate == "cautious":
+            gate = None  # it weighs one answer against another, and here any number of labels may be right
         if self.plan.confidence == "multilabel" and (readout != "incumbent" or gate is not None or calibrator):
             raise OptionError(
                 'confidence="multilabel" answers with the best view alone: readout="incumbent", no gate, no calibrator.'
@@ -327,12 +329,13 @@ class ITS(nn.Module):
             )
         device, _ = self.predictor.device_and_dtype(images)
         images = images.to(device)
-        bare = self.predictor(images)
-        calibrator = self._batch_balance(images) if self.calibrator == "batch" else self.calibrator
-        width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
-        block = max(1, BLOCK_ELEMENTS // (self.plan.budget * width))
-        rows = torch.arange(len(images), device=device).split(block)
-        result = concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in rows])
+        with self.predictor.borrowed():
+            bare = self.predictor(images)
+            calibrator = self._batch_balance(images) if self.calibrator == "batch" else self.calibrator
+            width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
+            block = max(1, BLOCK_ELEMENTS // (self.plan.budget * width))
+            parts = [slice(start, start + block) for start in range(0, len(images), block)]
+            result = concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in parts])
         if log.isEnabledFor(logging.DEBUG):  # the sums wait for the device
             seen, kept = int(result.views.sum()), int(result.gated.sum())
             log.debug("searched %d images: %d views, %d kept by the gate", len(result), seen, kept)
@@ -342,13 +345,8 @@ class ITS(nn.Module):
         root = bare if calibrator is None else calibrator(bare)
         out = torch.zeros_like(bare.labels, dtype=torch.bool) if self.gate is None else self.gate.leaves_early(bare)
         left = (~out).nonzero()[:, 0]
-
-        def evaluate(index: Tensor, poses: Tensor) -> Evidence:
-            seen = self.predictor.views(
-                images, left[index], poses, padding=self.padding, interpolation=self.interpolation
-            )
-            return seen if calibrator is None else calibrator(seen)
-
+        searched_images = images if len(left) == len(out) else images[left]
+        evaluate = Views(self.predictor, searched_images, self.padding, self.interpolation, calibrator)
         if len(left) < len(out):
             searched = self.plan.search(evaluate, root.at(left)) if len(left) else None
             found = settled(root, searched, left, self.plan.hypotheses)
@@ -380,10 +378,7 @@ class ITS(nn.Module):
         poses = matrices(self.plan.levels, points.to(images))
         # Evenly from the whole batch, which may have come sorted by class.
         some = images[torch.linspace(0, len(images) - 1, min(len(images), BATCH_BALANCE)).long().to(images.device)]
-        index = torch.arange(len(some), device=images.device).repeat_interleave(len(poses))
-        seen = self.predictor.views(
-            some, index, poses.repeat(len(some), 1, 1), padding=self.padding, interpolation=self.interpolation
-        )
+        seen = self.predictor.all_views(some, poses, padding=self.padding, interpolation=self.interpolation)
         orbits = seen.logits.reshape(len(some), len(poses), -1)
         pooled = orbits.amax(1) if self.readout == "incumbent" else orbits.logsumexp(1)
         return fit_balance(pooled, torch.full_like(pooled[0], 1 / pooled.shape[1]))

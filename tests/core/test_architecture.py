@@ -22,6 +22,7 @@ ORDER = [
     "warp",
     "back",
     "borrow",
+    "pace",
     "evidence",
     "confidence",
     "calibrate",

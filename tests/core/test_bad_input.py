@@ -522,7 +522,9 @@ def test_a_model_that_raises_is_a_model_error_that_keeps_the_cause(error, passes
 
     model = Raising().train()
     before = fingerprint(model)
-    with pytest.raises(ht.ModelError, match=r"model raised on views of shape \(2, 1, 12, 12\)") as caught:
+    # Where memory runs out, less is tried first.
+    views = 1 if "memory" in str(error) else 2
+    with pytest.raises(ht.ModelError, match=rf"model raised on views of shape \({views}, 1, 12, 12\)") as caught:
         ht.ITS(model, samples=5, mc_passes=passes)(images)
     assert caught.value.__cause__ is error
     assert fingerprint(model) == before

@@ -391,8 +391,10 @@ def test_searching_twice_gives_the_same_and_changes_nothing(net, images):
 
 def test_the_model_sees_each_view_once(net, images):
     rows = []
+    robust = ungated(net, LEVELS, samples=5, chunk=7)
+    robust.search(images)  # tries two views in both layouts
     net.conv.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
-    result = ungated(net, LEVELS, samples=5, chunk=7).search(images)
+    result = robust.search(images)
     assert sum(rows) == int(result.views.sum())
     assert max(rows) <= 7
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headtilt.confidence import Confidence, Orbit, resolve
 from headtilt.errors import OptionError, at_least
-from headtilt.evidence import Evaluate, Evidence, concatenate
+from headtilt.evidence import Evaluate, Evidence, concatenate, everywhere
 from headtilt.groups import FiniteGroup, Group, check_levels, reflection
 from headtilt.result import Beam, Found, LatticeTrace, near_identity
 from headtilt.search.tree import judged, select
@@ -166,24 +166,23 @@ def first_step(group: Group, count: int) -> float:
 
 
 def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root: Evidence | None = None) -> Seen:
-    """Return the views at coordinates (B, V, L), or (1, V, L) for all images alike.
+    """Return the views at coordinates (B, V, L).
 
-    With a root, the view at V // 2 is the identity and inherits its evidence.
+    With a root they are (1, V, L) for all images alike, and the view at V // 2 is the identity and inherits its
+    evidence.
     """
     batch, count = (coordinates if root is None else root.logits).shape[0], coordinates.shape[1]
-    poses = matrices(levels, coordinates).expand(batch, -1, -1, -1)
-    coordinates = coordinates.expand(batch, -1, -1)
-    fresh = poses[:, [view for view in range(count) if root is None or view != count // 2]]
-    if root is not None and not fresh.shape[1]:
-        return Seen(coordinates, poses, root.reshape(batch, 1))
-    index = torch.arange(batch, device=poses.device).repeat_interleave(fresh.shape[1])
-    found = evaluate(index, fresh.reshape(-1, 3, 3)).reshape(batch, -1)
-    if root is not None:
-        before, after = slice(None, count // 2), slice(count // 2, None)
-        found = concatenate(
-            [found.at(slice(None), before), root.reshape(batch, 1), found.at(slice(None), after)], dim=1
-        )
-    return Seen(coordinates, poses, found)
+    poses = matrices(levels, coordinates)
+    if root is None:
+        index = torch.arange(batch, device=poses.device).repeat_interleave(count)
+        return Seen(coordinates, poses, evaluate(index, poses.reshape(-1, 3, 3)).reshape(batch, count))
+    found, here = root.reshape(batch, 1), count // 2
+    if count > 1:
+        others = torch.cat([poses[0, :here], poses[0, here + 1 :]])
+        fresh = everywhere(evaluate, batch, others).reshape(batch, count - 1)
+        before, after = fresh.at(slice(None), slice(None, here)), fresh.at(slice(None), slice(here, None))
+        found = concatenate([before, found, after], dim=1)
+    return Seen(coordinates.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), found)
 
 
 def join(first: Seen, second: Seen) -> Seen:

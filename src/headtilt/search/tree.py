@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from headtilt.confidence import Confidence, Orbit, check_curvature, resolve
 from headtilt.errors import OptionError, at_least, checked_seed, one_of, positive
-from headtilt.evidence import Evaluate, Evidence
+from headtilt.evidence import Evaluate, Evidence, everywhere
 from headtilt.groups import Group, OneParameterGroup, check_levels, identity_index
 from headtilt.result import Beam, Found, LevelTrace, near_identity
 
@@ -99,7 +99,7 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
     trace = []
     for depth, group in enumerate(tree.levels):
         orbit = Orbit(group, len(group.grid(tree.samples)))
-        poses, evidence = expand(evaluate, beam, orbit)
+        poses, evidence = expand(evaluate, beam, orbit, alike=depth == 0)
         confidence = judged(measure, evidence, orbit, beam.active)
         here = identity_index(group, orbit.samples)
         scores = _accepted(tree, beam, confidence, here, depth)
@@ -141,19 +141,30 @@ def root_beam(root: Evidence) -> Beam:
     )
 
 
-def expand(evaluate: Evaluate, beam: Beam, orbit: Orbit) -> tuple[Tensor, Evidence]:
+def expand(evaluate: Evaluate, beam: Beam, orbit: Orbit, *, alike: bool = False) -> tuple[Tensor, Evidence]:
     """Return the poses (B, K, N, 3, 3) along each hypothesis's orbit, and their evidence (B, K, N, …).
 
     The identity sample is the hypothesis itself and inherits its evidence. Inactive slots get logits of −inf.
+
+    Args:
+        evaluate: What the classifier says of views.
+        beam: The hypotheses.
+        orbit: The group and its number of samples.
+        alike: Whether all images have the one hypothesis that holds nothing but the identity, so that they all go
+            through the same poses.
     """
     steps = orbit.group.orbit(orbit.samples).to(beam.pose)
     poses = steps @ beam.pose[:, :, None]
     here = identity_index(orbit.group, orbit.samples)
     new = [sample for sample in range(orbit.samples) if sample != here]
     batch, slots = beam.active.shape
-    rows = _occupied(beam.active.flatten())
-    index = (rows // slots).repeat_interleave(len(new))
-    seen = evaluate(index, poses.flatten(0, 1)[rows][:, new].reshape(-1, 3, 3)) if new else None
+    if alike:
+        rows = torch.arange(batch, device=poses.device)
+        seen = everywhere(evaluate, batch, steps[new]) if new else None
+    else:
+        rows = _occupied(beam.active.flatten())
+        index = (rows // slots).repeat_interleave(len(new))
+        seen = evaluate(index, poses.flatten(0, 1)[rows][:, new].reshape(-1, 3, 3)) if new else None
 
     def assemble(inherited: Tensor, found: Tensor | None, empty: float) -> Tensor:
         size = inherited.shape[-1]
