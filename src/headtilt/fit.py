@@ -296,7 +296,7 @@ class Fitter:
 
 
 def default_views(levels: Sequence[Group]) -> int:
-    """Return how many views of an orbit a fit looks at: all of a finite group's, else 24 of one level, 72 of several."""
+    """Return how many views of an orbit a fit looks at: all of finite groups, else 24 of one level, 72 of several."""
     if all(isinstance(group, FiniteGroup) for group in levels):
         return math.prod(len(group.grid(1)) for group in levels)
     return 24 if len(levels) == 1 else 72

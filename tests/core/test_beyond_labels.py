@@ -122,7 +122,7 @@ def test_quarter_turns_are_the_cyclic_group_of_four():
 def test_the_documents_preset_turns_pixels_exactly_and_reads_the_turn():
     matcher = TemplateMatcher(TEMPLATES, 32, 32)
     pages = torch.stack([render(blobs, torch.eye(3)) for blobs in TEMPLATES])[:, None]
-    robust = ht.ITS(matcher, **ht.documents())
+    robust = ht.ITS(matcher, **ht.documents(), gate=None)
     for turns in range(4):
         turned = torch.rot90(pages, -turns, (-2, -1))
         result = robust.search(turned)
@@ -186,7 +186,7 @@ def planted(angles) -> torch.Tensor:
 def test_a_single_logit_is_no_and_yes_inside_and_one_logit_outside():
     grid = ht.rotation().grid(16)
     images = planted([float(grid[place]) for place in (2, 5, 11, 14)])
-    robust = ht.ITS(Difference(), samples=16, confidence="energy")
+    robust = ht.ITS(Difference(), samples=16, confidence="energy", gate=None)
     result = robust.search(images)
     assert robust(images).shape == (4, 1)
     assert result.labels.tolist() == [0, 1, 0, 1]

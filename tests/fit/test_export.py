@@ -99,7 +99,9 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_the_search_without_branches_answers_as_the_one_with_them(name, monkeypatch):
     images = tiny_images(9)
-    robust = ht.ITS(TinyNet(), [ht.rotation(), ht.reflection()], samples=7, hypotheses=4, **KINDS[name])
+    robust = ht.ITS(
+        TinyNet(), [ht.rotation(), ht.reflection()], samples=7, hypotheses=4, **{"gate": None, **KINDS[name]}
+    )
     result = robust.search(images)
     assert len(set(result.labels.tolist())) > 1
     monkeypatch.setattr(tree, "is_compiling", lambda: True)

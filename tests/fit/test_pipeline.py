@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory):
 
 def test_a_pipeline_answers_as_the_wrapper_does(checkpoint):
     adapted = hf.load(str(checkpoint))
-    robust = ht.ITS(adapted.model, samples=8, confidence="energy", padding="reflection")
+    robust = ht.ITS(adapted.model, samples=8, confidence="energy", padding="reflection", gate=None)
     model = transformers.AutoModelForImageClassification.from_pretrained(checkpoint)
     processor = transformers.AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
     before = {**fingerprint(model), "random": None}  # the pipeline's own loader draws from the streams
