@@ -240,15 +240,17 @@ class TestOrbit:
         assert texts(curve) == [f" best pose {best:+.0f}° ".replace("-", "−")]
 
     def test_the_strip_changes_where_the_label_changes(self, robust):
+        from matplotlib.legend import Legend
+
         image = pictures()[1]
-        strip = plot.orbit(robust, image, samples=24, names=NAMES).axes[1]
+        curve, strip, _ = plot.orbit(robust, image, samples=24, names=NAMES).axes
         turned = ht.warp(image[None], ht.rotation().orbit(24).float())
         labels = robust.model(turned).argmax(-1).tolist()
         borders = [-187.5, *(-180 + 15 * place - 7.5 for place in range(1, 24) if labels[place] != labels[place - 1])]
         assert len(borders) > 2
         np.testing.assert_allclose([bar.get_x() for bar in strip.patches], borders)
-        legend = strip.get_legend()
-        named = texts(strip) + ([text.get_text() for text in legend.get_texts()] if legend else [])
+        legends = [child for child in curve.get_children() if isinstance(child, Legend) and child != curve.legend_]
+        named = texts(strip) + [text.get_text() for legend in legends for text in legend.get_texts()]
         assert set(named) == {NAMES[label] for label in labels}
 
     def test_some_views_lie_below_and_the_best_is_framed(self, robust):

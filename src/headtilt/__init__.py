@@ -1,10 +1,13 @@
 """headtilt: spatial robustness for any trained image classifier, at inference, without retraining."""
 
+import logging
+
 from headtilt.errors import DataError, HeadtiltError, MissingExtraError, ModelError, OptionError, ShapeError
 from headtilt.evidence import Evidence
 from headtilt.groups import (
     compose,
     decompose,
+    quarter_turns,
     reflection,
     rotation,
     scale,
@@ -15,10 +18,14 @@ from headtilt.groups import (
     translate_x,
     translate_y,
 )
-from headtilt.presets import accurate, fast, paper3, paper5
+from headtilt.presets import accurate, documents, fast, paper3, paper5
+from headtilt.pretrained import from_pretrained
 from headtilt.result import SearchResult
 from headtilt.warp import warp
 from headtilt.wrapper import ITS
+
+# Quiet unless asked: logging.getLogger("headtilt").setLevel("DEBUG") and a handler of one's own show what it does.
+logging.getLogger("headtilt").addHandler(logging.NullHandler())
 
 __version__ = "0.1.0.dev0"
 
@@ -35,9 +42,12 @@ __all__ = [
     "accurate",
     "compose",
     "decompose",
+    "documents",
     "fast",
+    "from_pretrained",
     "paper3",
     "paper5",
+    "quarter_turns",
     "reflection",
     "rotation",
     "scale",

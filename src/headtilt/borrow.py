@@ -12,16 +12,20 @@ import torch
 from torch import Tensor, nn
 
 Model = nn.Module | Callable[[Tensor], Any]
+Masks = dict[tuple[Any, ...], Tensor]
+MASK_BYTES = 2**28  # of all masks kept
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _LOCKS_GUARD = threading.Lock()
+_BORROWED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 @contextmanager
 def undisturbed(model: Model) -> Iterator[None]:
     """Put the model in eval mode; restore every mode, buffer and the random streams on leaving, whatever happened.
 
-    One thread at a time may borrow a model, since modes and hooks belong to the model and not to the caller.
+    One thread at a time may borrow a model, since modes and hooks belong to the model and not to the caller. Borrowing
+    what the thread has already borrowed is free: the outermost borrower restores everything.
     """
     if not isinstance(model, nn.Module):
         with _forked_random():
@@ -29,22 +33,36 @@ def undisturbed(model: Model) -> Iterator[None]:
         return
     with _LOCKS_GUARD:
         lock = _LOCKS.setdefault(model, threading.RLock())
-    with lock, _forked_random():
-        modes = [(module, module.training) for module in model.modules()]
-        # Not `Tensor._version`: neither batch norm nor writes through `.data` raise it.
-        buffers = [
-            (module, {name: (b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()})
-            for module in model.modules()
-        ]
-        try:
-            for module, _ in modes:
-                module.training = False
+    with lock:
+        if model in _BORROWED:  # by this very thread, since it holds the lock
             yield
+            return
+        _BORROWED[model] = True
+        try:
+            with _forked_random(), _restored(model):
+                yield
         finally:
-            for module, mode in modes:
-                module.training = mode
-            for module, kept in buffers:
-                _restore(module, kept)
+            del _BORROWED[model]
+
+
+@contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode; restore every mode and buffer on leaving."""
+    modes = [(module, module.training) for module in model.modules()]
+    # Not `Tensor._version`: neither batch norm nor writes through `.data` raise it.
+    buffers = [
+        (module, {name: (b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()})
+        for module in model.modules()
+    ]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for module, kept in buffers:
+            _restore(module, kept)
 
 
 def _restore(module: nn.Module, buffers: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
@@ -67,14 +85,21 @@ def _forked_random() -> Iterator[None]:
 
 
 @contextmanager
-def dropout_masks(layers: list[nn.Module], passes: range, seed: int) -> Iterator[list[int]]:
+def dropout_masks(layers: list[nn.Module], passes: range, seed: int, kept: Masks | None = None) -> Iterator[list[int]]:
     """Make dropout layers multiply by the masks of these passes: the first one repeats its views once per pass.
 
     Each view leaves the first layer `len(passes)` times, pass by pass, so everything before it runs once and everything
     behind it as one batch. The layers stay in eval mode; only their output is replaced. Yields a list that collects how
     many elements one view has at each of them.
+
+    Args:
+        layers: The layers, in the order that numbers them.
+        passes: Numbers of the passes.
+        seed: Seed of the masks.
+        kept: Masks drawn before, which are the same at every chunk; those drawn now are added.
     """
     repeated = False
+    kept = {} if kept is None else kept
     sizes: list[int] = []
     calls = dict.fromkeys(layers, 0)
 
@@ -85,9 +110,13 @@ def dropout_masks(layers: list[nn.Module], passes: range, seed: int) -> Iterator
         sizes.append(views[0, 0].numel())
         call, calls[module] = calls[module], calls[module] + 1
         shape = views.shape[2:] if isinstance(module, nn.Dropout) else (views.shape[2], *[1] * (views.ndim - 3))
-        keys = [(seed, one, number, call) for one in passes]
-        masks = torch.stack([dropout_mask(shape, float(module.p), key) for key in keys])  # type: ignore[arg-type]
-        return (views * masks.to(output)[:, None]).flatten(0, 1)
+        key = (seed, passes, number, call, shape, float(module.p), output.dtype, output.device)  # type: ignore[arg-type]
+        if key not in kept:
+            _forget(kept)
+            keys = [(seed, one, number, call) for one in passes]
+            masks = torch.stack([dropout_mask(shape, float(module.p), key) for key in keys])  # type: ignore[arg-type]
+            kept[key] = masks.to(output)
+        return (views * kept[key][:, None]).flatten(0, 1)
 
     handles = [
         layer.register_forward_hook(lambda module, _, output, number=number: sample(number, module, output))
@@ -98,6 +127,12 @@ def dropout_masks(layers: list[nn.Module], passes: range, seed: int) -> Iterator
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _forget(kept: Masks) -> None:
+    """Drop the oldest masks while all together take more memory than they may."""
+    while sum(masks.nbytes for masks in kept.values()) > MASK_BYTES:
+        del kept[next(iter(kept))]
 
 
 def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int, int]) -> Tensor:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from headtilt.calibrate import Balance, Neighbours, OrbitHead, Prototypes
 from headtilt.errors import DataError, HeadtiltError, OptionError
 from headtilt.gate import CautiousGate, Detector, Gate
-from headtilt.groups import Group, OneParameterGroup, Reflection
+from headtilt.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
 from headtilt.weights import load_tensors, save_tensors
 
 FORMAT = 1
+FINITE = {"reflection": reflection, "quarter_turns": quarter_turns}
 CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
 
 
@@ -82,7 +83,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
 def _plain(name: str, value: Any) -> Any:
     """Return an option as JSON can hold it."""
     if name == "levels":
-        return [None if isinstance(group, Reflection) else asdict(group) for group in value]
+        return [group.name if isinstance(group, FiniteGroup) else asdict(group) for group in value]
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if callable(value):
@@ -103,9 +104,9 @@ def _rebuild(name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _group(stored: dict[str, Any] | None) -> Group:
-    if stored is None:
-        return Reflection()
+def _group(stored: dict[str, Any] | str | None) -> Group:
+    if stored is None or isinstance(stored, str):
+        return FINITE[stored or "reflection"]()
     names = {item.name for item in fields(OneParameterGroup)}
     algebra = tuple(tuple(float(entry) for entry in row) for row in stored["algebra"])
     if set(stored) != names or [len(row) for row in algebra] != [3, 3, 3]:

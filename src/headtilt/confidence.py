@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headtilt.errors import OptionError, positive
 from headtilt.evidence import Evidence
-from headtilt.groups import Group, OneParameterGroup, Reflection
+from headtilt.groups import FiniteGroup, Group, OneParameterGroup
 
 # In the group's own units, as a share of its reach: about 26° of a full turn (20° to 30° is best on rotated MNIST).
 SMOOTHING_SHARE = 1 / 7
@@ -52,6 +53,15 @@ def bayesian(evidence: Evidence, orbit: Orbit) -> Tensor:  # noqa: ARG001
     return torch.special.xlogy(probabilities, probabilities).sum(-1) / math.log(2)
 
 
+def multilabel(evidence: Evidence, orbit: Orbit) -> Tensor:  # noqa: ARG001
+    """Return the joint energy Σ_y log(1 + exp z_y), negated (…, N), of labels that are each there or not.
+
+    A sure no counts nothing: where a view shows nothing that the model knows, it says no to everything (Wang et al.,
+    "Can multi-label classification networks know what they don't know?", 2021).
+    """
+    return F.softplus(evidence.logits).sum(-1)
+
+
 def group(evidence: Evidence, orbit: Orbit, *, width: float | None = None) -> Tensor:
     """Return the curvature of the smoothed energy along the orbit (…, N); eq. 7 and theorem "Group Confidence".
 
@@ -63,7 +73,7 @@ def group(evidence: Evidence, orbit: Orbit, *, width: float | None = None) -> Te
 
     On the finite reflection group, where no curvature exists, this is the negative energy.
     """
-    if isinstance(orbit.group, Reflection):
+    if isinstance(orbit.group, FiniteGroup):
         return -evidence.energy
     operator = curvature_operator(orbit.group, orbit.samples, width)
     return evidence.energy @ operator.T.to(evidence.energy)
@@ -105,7 +115,7 @@ def _along_orbit(samples: int, offsets: Tensor, weights: Tensor, periodic: bool)
     return torch.zeros(samples, samples, dtype=torch.float64).scatter_add_(1, column, weights.expand(samples, -1))
 
 
-MEASURES: dict[str, Confidence] = {"energy": energy, "bayesian": bayesian, "group": group}
+MEASURES: dict[str, Confidence] = {"energy": energy, "bayesian": bayesian, "group": group, "multilabel": multilabel}
 
 
 def resolve(confidence: str | Confidence, width: float | None = None) -> Confidence:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtilt.borrow import Model, dropout_masks, undisturbed
+from headtilt.borrow import Masks, Model, dropout_masks, undisturbed
 from headtilt.errors import ModelError, OptionError, at_least, checked_seed
-from headtilt.warp import Interpolation, Padding, warp
+from headtilt.pace import (
+    ACTIVATION_BYTES,
+    activations,
+    automatic_chunk,
+    channels_last,
+    convolves_faster_with_channels_last,
+    fitting_chunk,
+    kind_of,
+    out_of_memory,
+)
+from headtilt.warp import Interpolation, Padding, warp, warp_all
 
-# Elements of input per chunk. Small chunks stay in the CPU's cache: one of 4,096 views of 28×28 costs four times as
-# much per view as chunks of 64 to 1,024. A GPU wants enough work per launch.
-CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
-CHUNK_RANGE = {"cpu": (8, 512), "cuda": (64, 16_384)}
 SAMPLED_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -79,6 +87,17 @@ Evaluate = Callable[[Tensor, Tensor], Evidence]
 """``(index (V,), poses (V, 3, 3)) -> Evidence (V, …)``: what the classifier says of those views of a batch."""
 
 
+def everywhere(evaluate: Evaluate, batch: int, poses: Tensor) -> Evidence:
+    """Return the evidence (B·P, …) of each of `batch` images under each of the poses (P, 3, 3), image by image.
+
+    `Views` knows a short cut; any other callable is asked view by view.
+    """
+    if isinstance(evaluate, Views):
+        return evaluate.everywhere(poses)
+    index = torch.arange(batch, device=poses.device).repeat_interleave(poses.shape[0])
+    return evaluate(index, poses.repeat(batch, 1, 1))
+
+
 class Predictor:
     """Evidence of a model on images or on views of them, in bounded memory and without autograd.
 
@@ -88,7 +107,8 @@ class Predictor:
         mc_sampled: Sample the mask even for a single pass.
         seed: Seed of the dropout masks. A pass is one mask per layer, shared by all views (the paper's W ← ΛW), so
             results depend neither on chunks nor on the batch.
-        chunk: Views per forward pass; None chooses one from the device and the view's size.
+        chunk: Views per forward pass; None chooses by what the first chunk of a shape shows: its largest activation
+            should fit the cache, or the GPU's memory. Where memory runs out the chunk is halved, and stays so.
         autocast: Reduced-precision dtype for `torch.autocast`, or None.
         output_key: Key or attribute that holds the logits where the model returns a dict or an object.
         features: Modules whose inputs, joined, are the feature vector: one name or several; "auto" takes the last two
@@ -116,7 +136,12 @@ class Predictor:
         self.output_key = output_key
         self.features = (features,) if isinstance(features, str) and features != "auto" else features
         self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
+        self.seen: tuple[int, ...] | None = None  # (C, H, W) of the views shown last
+        self.single_logit = False  # whether the model gave one logit, which is two classes inside
         self.repeated = 0  # most elements that one view has at a dropout layer, which repeats it; seen at that trial
+        self.channels_last: bool | None = None  # unknown until the first batch has been tried both ways
+        self.chunks: dict[tuple[Any, ...], int] = {}  # views at once that each shape and device turned out to bear
+        self.masks: Masks = {}
         if self.sampled:
             self._dropouts()
 
@@ -146,7 +171,44 @@ class Predictor:
         def view(part: slice) -> Tensor:
             return warp(images[index[part]], poses[part], padding=padding, interpolation=interpolation)
 
-        return self._chunked(len(poses), images, view)
+        return self._chunked(len(poses), images, view, unit=1)
+
+    def all_views(
+        self,
+        images: Tensor,
+        poses: Tensor,
+        *,
+        padding: Padding = "zeros",
+        interpolation: Interpolation = "bilinear",
+    ) -> Evidence:
+        """Return the evidence (B·P, …) of every image under every one of the poses, image by image.
+
+        The same as `views`, but each pose's grid is built and its weights are computed once for all images.
+
+        Args:
+            images: (B, C, H, W).
+            poses: (P, 3, 3).
+            padding: See `warp`.
+            interpolation: See `warp`.
+        """
+        blocks = images.chunk(-(-len(images) // self._chunk(images)))
+
+        def seen(block: Tensor) -> Evidence:
+            def view(part: slice) -> Tensor:
+                first, last = part.start // len(block), -(-part.stop // len(block))
+                views = warp_all(block, poses[first:last], padding=padding, interpolation=interpolation)
+                return views.flatten(0, 1)[part.start - first * len(block) : part.stop - first * len(block)]
+
+            found = self._chunked(len(block) * len(poses), block, view, unit=len(block)).reshape(len(poses), -1)
+            features = found.features
+            return Evidence(found.logits.transpose(0, 1), None if features is None else features.transpose(0, 1))
+
+        with undisturbed(self.model):
+            return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
+
+    def borrowed(self) -> AbstractContextManager[None]:
+        """Return a context in which calls need not restore the model one by one: leaving it does, whatever happened."""
+        return undisturbed(self.model)
 
     def with_features(self, features: str | Sequence[str] | None) -> Predictor:
         """Return a copy that also reads features; "auto" reads none where the model has none to read."""
@@ -158,6 +220,7 @@ class Predictor:
         """Return a copy for another model, which has to be callable and have dropout where it is sampled."""
         other = copy.copy(self)
         other.model, other.batched_passes, other.repeated = checked_model(model), None, 0
+        other.channels_last, other.chunks, other.masks = None, {}, {}
         if other.sampled:
             other._dropouts()
         return other
@@ -170,20 +233,103 @@ class Predictor:
                     return tensor.device, tensor.dtype
         return images.device, images.dtype
 
-    def _chunked(self, count: int, images: Tensor, view: Callable[[slice], Tensor]) -> Evidence:
-        chunk = self.chunk or automatic_chunk(images)
+    def _chunked(
+        self, count: int, images: Tensor, view: Callable[[slice], Tensor], unit: int | None = None
+    ) -> Evidence:
+        """Return the evidence of `count` views, a chunk at a time.
+
+        Args:
+            count: How many.
+            images: What they are views of.
+            view: Makes the views of a slice.
+            unit: A chunk is a multiple of it where it can be; None for the images as they came, which also keep their
+                layout: what the model says of them is its own answer, bit for bit.
+        """
+        self.seen = tuple(images.shape[1:])
         device, dtype = self.device_and_dtype(images)
+        shape = (images.shape[1:], device)
+        parts: list[Evidence] = []
+
+        def views(part: slice) -> Tensor:
+            made = view(part).to(device=device, dtype=dtype)
+            return channels_last(made) if self.channels_last and unit is not None else made
+
         with torch.no_grad(), undisturbed(self.model):
-            if self.features == "auto":
-                self.features = self._find_feature_layers(view(slice(0, 1)).to(device=device, dtype=dtype))
-            with self._feature_taps() as taps:
-                parts = []
-                for start in range(0, count, chunk):
-                    views = view(slice(start, start + chunk)).to(device=device, dtype=dtype)
-                    parts.append(self._evidence(views, taps))
+            self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
+            with self.feature_taps() as taps:
+                start = 0
+                while start < count:
+                    chunk = self._chunk(images)
+                    stop = min(start + (chunk // (unit or 1) * (unit or 1) or chunk), count)
+                    part = self._attempt(partial(views, slice(start, stop)), stop - start, images.shape[1:], taps)
+                    if part is None:
+                        self.chunks[shape] = max((stop - start) // 2, 1)
+                        continue
+                    parts.append(part)
+                    start = stop
         evidence = concatenate(parts)
         check_finite(evidence.logits)
         return evidence
+
+    def _chunk(self, images: Tensor) -> int:
+        """Return how many views of such images to run at once."""
+        device, _ = self.device_and_dtype(images)
+        return self.chunks.get((images.shape[1:], device)) or self.chunk or automatic_chunk(images)
+
+    def _get_acquainted(self, shape: tuple[Any, ...], few: Callable[[], Tensor]) -> None:
+        """Find out, at the first views of a shape, how many the device bears at once and in which layout they run."""
+        device = shape[-1]
+        if self.features == "auto":
+            self.features = self._find_feature_layers(few()[:1])
+        if self.channels_last is None and not convolves_faster_with_channels_last(self.model, device, self.autocast):
+            self.channels_last = False
+        measured = shape in self.chunks or self.chunk is not None or not isinstance(self.model, nn.Module)
+        if measured and self.channels_last is not None:
+            return
+        views = few()
+        try:
+            with activations(self.model, len(views)) as sizes:
+                plain = self._forward(views)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, ModelError) or not out_of_memory(error):
+                raise
+            sizes = [ACTIVATION_BYTES[kind_of(device)]]  # one view at a time, then
+        else:
+            if self.channels_last is None:
+                self.channels_last = self._layouts_agree(views, plain)
+        if not measured:
+            self.chunks[shape] = fitting_chunk(device, max(sizes, default=1))
+
+    def _layouts_agree(self, views: Tensor, plain: Tensor) -> bool:
+        """Return whether the model takes views whose channels lie last in memory, and says the same of them."""
+        try:
+            moved = self._forward(channels_last(views))
+        except (MemoryError, RuntimeError):  # such as from `view` where it should be `reshape`
+            return False
+        tolerance = 1e-4 if self.autocast is None else 2e-2
+        return torch.allclose(moved, plain, rtol=tolerance, atol=tolerance) and torch.equal(
+            moved.argmax(1), plain.argmax(1)
+        )
+
+    def _attempt(
+        self, views: Callable[[], Tensor], count: int, shape: tuple[int, ...], taps: list[list[Tensor]]
+    ) -> Evidence | None:
+        """Return the evidence of a chunk of `count` views of a shape, or None where memory ran out and less may do."""
+        try:
+            return self._evidence(views(), taps)
+        except (MemoryError, RuntimeError) as error:
+            # A `ModelError` says what the model did wrong, whatever its words.
+            if isinstance(error, ModelError) or not out_of_memory(error):
+                raise
+            if count == 1 and not (self.sampled and self.batched_passes is not False):
+                raise ModelError(f"model raised on views of shape {(1, *shape)}: {error}") from error
+        if count == 1:
+            self.batched_passes = False  # less than one view is one pass of it
+        for tap in taps:
+            tap.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
 
     def _evidence(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
         if not self.sampled:
@@ -191,18 +337,20 @@ class Predictor:
             return Evidence(logits, _pooled(taps, 1, len(views)))
         if self.batched_passes is None:
             self.batched_passes = self._passes_agree(views, taps)
-        # What dropout repeats must not take more memory than the chunk itself.
-        growth = self.passes * self.repeated / views[0].numel() if self.batched_passes else 0
-        return concatenate(
-            [self._averaged(part, taps) for part in views.split(max(int(len(views) / max(growth, 1)), 1))]
-        )
+        # What dropout repeats must not take more memory than the chunk itself, or than activations may anyway.
+        room = views.numel()
+        if self.chunk is None:
+            room = max(room, ACTIVATION_BYTES[kind_of(views.device)] // views.element_size())
+        most = room // max(self.passes * self.repeated, 1) if self.batched_passes else len(views)
+        return concatenate([self._averaged(part, taps) for part in views.split(max(most, 1))])
 
     def _averaged(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
         """Return the evidence of views averaged over the dropout passes."""
         stacked = self._batched(views, self.passes) if self.batched_passes else self._one_by_one(views, self.passes)
         features = _pooled(taps, self.passes, len(views))
-        log_probs = stacked.log_softmax(-1).logsumexp(0) - torch.tensor(float(self.passes)).log()
-        return Evidence(log_probs + stacked.logsumexp(-1).mean(0)[:, None], features)
+        familiar = stacked.logsumexp(-1)
+        log_probs = (stacked - familiar[..., None]).logsumexp(0) - math.log(self.passes)
+        return Evidence(log_probs + familiar.mean(0)[:, None], features)
 
     def _passes_agree(self, views: Tensor, taps: list[list[Tensor]]) -> bool:
         """Return whether running the passes as one batch behind the first dropout layer is the plain computation."""
@@ -224,7 +372,7 @@ class Predictor:
         return self._masked(views, range(passes)).reshape(passes, len(views), -1)
 
     def _masked(self, views: Tensor, passes: range) -> Tensor:
-        with dropout_masks(self._dropouts(), passes, self.seed) as sizes:
+        with dropout_masks(self._dropouts(), passes, self.seed, self.masks) as sizes:
             logits = self._forward(views, copies=len(passes))
         self.repeated = max(sizes, default=0)
         return logits
@@ -244,12 +392,17 @@ class Predictor:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
                 output = self.model(views)
+            self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
+        except ModelError:
+            raise
         except Exception as error:
+            if out_of_memory(error):
+                raise
             raise ModelError(f"model raised on views of shape {tuple(views.shape)}: {error}") from error
         return _as_logits(output, self.output_key, len(views) * copies)
 
     @contextmanager
-    def _feature_taps(self) -> Iterator[list[list[Tensor]]]:
+    def feature_taps(self) -> Iterator[list[list[Tensor]]]:
         """Collect the input of each feature layer in the lists that are yielded."""
         layers = [feature_layer(self.model, name) for name in self.features or ()]
         taps: list[list[Tensor]] = [[] for _ in layers]
@@ -284,6 +437,35 @@ class Predictor:
         return tuple(dict.fromkeys(order))[-2:]
 
 
+@dataclass(frozen=True)
+class Views:
+    """An `Evaluate`: what a predictor says of views of these images, and a calibrator of that.
+
+    Attributes:
+        predictor: Whom to ask.
+        images: (B, C, H, W).
+        padding: See `warp`.
+        interpolation: See `warp`.
+        calibrate: From evidence to evidence; None leaves it as it is.
+    """
+
+    predictor: Predictor
+    images: Tensor
+    padding: Padding = "zeros"
+    interpolation: Interpolation = "bilinear"
+    calibrate: Callable[[Evidence], Evidence] | None = None
+
+    def __call__(self, index: Tensor, poses: Tensor) -> Evidence:
+        """Return the evidence (V, …) of image `index[v]` seen under `poses[v]`."""
+        seen = self.predictor.views(self.images, index, poses, padding=self.padding, interpolation=self.interpolation)
+        return seen if self.calibrate is None else self.calibrate(seen)
+
+    def everywhere(self, poses: Tensor) -> Evidence:
+        """Return the evidence (B·P, …) of every image under every pose (P, 3, 3), image by image."""
+        seen = self.predictor.all_views(self.images, poses, padding=self.padding, interpolation=self.interpolation)
+        return seen if self.calibrate is None else self.calibrate(seen)
+
+
 def checked_model(model: Model) -> Model:
     """Return the model; raise `ModelError` unless it can be called."""
     if not callable(model):
@@ -310,15 +492,26 @@ def feature_layer(model: Model, name: str) -> nn.Module:
         raise OptionError(f"features must name a module of the model; {name!r} is none.") from error
 
 
-def automatic_chunk(images: Tensor) -> int:
-    """Return how many views of such images (B, C, H, W) to run at once on their device."""
-    kind = images.device.type if images.device.type in CHUNK_ELEMENTS else "cpu"
-    low, high = CHUNK_RANGE[kind]
-    return min(max(CHUNK_ELEMENTS[kind] // images[0].numel(), low), high)
-
-
 def _as_logits(output: Any, key: str, views: int) -> Tensor:
     """Return the (V, Y) logits in whatever the model returned."""
+    logits = logits_in(output, key)
+    if logits.ndim != 2 or len(logits) != views or not logits.shape[1] or not logits.is_floating_point():
+        raise ModelError(
+            f"model must return floating-point logits ({views}, Y); got {logits.dtype} {tuple(logits.shape)}."
+        )
+    return two_classes(logits.float() if logits.dtype != torch.float64 else logits)
+
+
+def two_classes(logits: Tensor) -> Tensor:
+    """Return a single logit z (…, 1) as the two classes (−z/2, z/2), no and yes; all others as they are.
+
+    The softmax of the two is the sigmoid of z, and their energy is low wherever the model is sure, yes or no.
+    """
+    return torch.cat([-logits / 2, logits / 2], dim=-1) if logits.shape[-1] == 1 else logits
+
+
+def logits_in(output: Any, key: str) -> Tensor:
+    """Return the tensor in whatever a model returned: itself, or what a dict or an object holds under `key`."""
     if isinstance(output, dict):
         if key not in output:
             raise ModelError(
@@ -329,11 +522,7 @@ def _as_logits(output: Any, key: str, views: int) -> Tensor:
         output = getattr(output, key)
     if not isinstance(output, Tensor):
         raise ModelError(f"model must return logits as a tensor, an object or dict with {key!r}; got {type(output)}.")
-    if output.ndim != 2 or len(output) != views or not output.shape[1] or not output.is_floating_point():
-        raise ModelError(
-            f"model must return floating-point logits ({views}, Y); got {output.dtype} {tuple(output.shape)}."
-        )
-    return output.float() if output.dtype != torch.float64 else output
+    return output
 
 
 def _pooled(taps: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
@@ -345,6 +534,10 @@ def _pooled(taps: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
         copies = len(tapped) // views
         if copies not in (1, passes) or len(tapped) != copies * views:
             raise ModelError(f"a feature layer ran on {len(tapped)} rows for {views} views. Name another module.")
-        flat = tapped.flatten(2).mean(-1) if tapped.ndim == 4 else tapped.flatten(1)
-        vectors.append(flat.float().reshape(copies, views, -1).mean(0))
+        vectors.append(as_vectors(tapped).reshape(copies, views, -1).mean(0))
     return torch.cat(vectors, dim=1) if vectors else None
+
+
+def as_vectors(tapped: Tensor) -> Tensor:
+    """Return one feature vector per view: the mean over space where a layer still sees any."""
+    return (tapped.flatten(2).mean(-1) if tapped.ndim == 4 else tapped.flatten(1)).float()

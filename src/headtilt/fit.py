@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -22,9 +23,10 @@ from headtilt.calibrate import (
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.evidence import Evaluate, Evidence, Predictor, concatenate
 from headtilt.gate import Detector, Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
-from headtilt.groups import Group, invert
+from headtilt.groups import FiniteGroup, Group, invert
 from headtilt.result import Found
 from headtilt.search.joint import lattice, matrices, spread
+from headtilt.temperature import fit_temperature
 from headtilt.warp import Interpolation, Padding, check_images, warp
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
@@ -75,7 +77,7 @@ class Fitter:
         calibrator: The calibrator to keep; None is the bare logits.
         recipe: How a head is trained.
         readout: What the search will answer with; the balance is fitted to the same.
-        views: Views per orbit in fitting; None takes 24 for one group, 72 for several.
+        views: Views per orbit in fitting; None takes `default_views`.
         promise: What the gate must keep; None fits no gate.
         early_exit: Whether the gate may let images go before the search.
         crop: Side of the centre square that the model sees, where fit images are larger: tilts then leave no corners.
@@ -134,7 +136,8 @@ class Fitter:
         gate = None
         if self.promise is not None:
             gate, expected = self._gate(images, upright, targets, train, held_out, calibrator, self.promise)
-            report["gate"] = expected
+            temperature = expected.pop("temperature")
+            report |= {"gate": expected} | ({} if temperature is None else {"temperature": temperature})
         return Fitted(calibrator, gate, report)
 
     def _calibrator(
@@ -205,7 +208,16 @@ class Fitter:
             exit_at = exit_for(scores, torch.cat(harm), promise.tilted)
         gate = Gate(margin, weights, exit_at, detector)
         changed = (against[0] @ weights >= margin) & (winners[0] != truth)
+        temperature = None
+        if self.readout == "marginal":
+            kept = [rows @ weights < margin for rows in against]
+            answers = [
+                torch.where(keep[:, None], bare.logits, found.marginal)
+                for keep, (bare, _, found) in zip(kept, searched, strict=True)
+            ]
+            temperature = fit_temperature(torch.cat(answers), truth.repeat(len(answers)))
         return gate, {
+            "temperature": temperature,
             "promise_upright": promise.upright,
             "promise_tilted": promise.tilted,
             "held_out": len(held_out),
@@ -265,7 +277,7 @@ class Fitter:
         """Return the evidence (n, V, …) of tilted images over a randomly shifted lattice of poses."""
         generator = torch.Generator().manual_seed(seed)
         levels = self.plan.levels
-        count = self.views or (24 if len(levels) == 1 else 72)
+        count = self.views or default_views(levels)
         shift = torch.rand(len(levels), generator=generator)
         poses = matrices(levels, lattice(levels, count, shift).float())
         parts = []
@@ -281,6 +293,13 @@ class Fitter:
             )
             parts.append(evidence.reshape(len(part), count))
         return concatenate(parts)
+
+
+def default_views(levels: Sequence[Group]) -> int:
+    """Return how many views of an orbit a fit looks at: all of finite groups, else 24 of one level, 72 of several."""
+    if all(isinstance(group, FiniteGroup) for group in levels):
+        return math.prod(len(group.grid(1)) for group in levels)
+    return 24 if len(levels) == 1 else 72
 
 
 def gather(source: Tensor | Iterable[Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""One-parameter subgroups of the affine group, the finite reflection group, and the decomposition of affine matrices.
+"""One-parameter subgroups of the affine group, finite groups of flips and quarter turns, and affine matrices in parts.
 
 Convention:
     A matrix moves image *content*. Coordinates are isotropic and centred: x points right, y points down, and the longer
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 from headtilt.errors import OptionError, ShapeError, at_least, number
 
 Algebra = tuple[tuple[float, float, float], tuple[float, float, float], tuple[float, float, float]]
+ZERO: Algebra = ((0, 0, 0), (0, 0, 0), (0, 0, 0))
+NEGATIVE: Algebra = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ class OneParameterGroup:
         """Return exp(t·A) as (…, 3, 3) for t of any shape, in t's dtype and on its device."""
         t = torch.as_tensor(t)
         exact = torch.float32 if t.device.type == "mps" else torch.float64
-        algebra = torch.tensor(self.algebra, dtype=exact, device=t.device)
-        matrices: Tensor = torch.matrix_exp(t.to(exact)[..., None, None] * algebra)
+        matrices = _exponential(t.to(exact)[..., None, None], self.algebra)
         return matrices.to(t.dtype if t.is_floating_point() else torch.get_default_dtype())
 
     def inverse(self, t: Tensor | float) -> Tensor:
@@ -110,28 +111,32 @@ class OneParameterGroup:
 
 
 @dataclass(frozen=True)
-class Reflection:
-    """The finite group of the identity, the horizontal flip, the vertical flip and both.
+class FiniteGroup:
+    """Four elements, each named by its index, the identity first; see `reflection` and `quarter_turns`.
 
-    An element is named by its index: 0 identity, 1 left and right swapped, 2 top and bottom swapped, 3 both.
+    Attributes:
+        name: What `describe` and the plots call it.
+        elements: The linear part ((a, b), (c, d)) of each; all are orthogonal and keep square images on their pixels.
+        periodic: Never; there is nothing between the elements.
     """
 
-    name: str = "reflection"
+    name: str
+    elements: tuple[tuple[int, int, int, int], ...]
     periodic: bool = False
 
     def matrix(self, t: Tensor | float) -> Tensor:
         """Return the matrix (…, 3, 3) of each index in t."""
         t = torch.as_tensor(t)
         index = t.round().long() if t.is_floating_point() else t.long()
-        if bool(((index < 0) | (index > 3)).any()):
-            raise OptionError("t must be 0, 1, 2 or 3 for reflection (identity, horizontal, vertical, both).")
-        x, y = 1 - 2 * (index % 2), 1 - 2 * (index // 2)
-        matrices = torch.diag_embed(torch.stack([x, y, torch.ones_like(x)], dim=-1))
-        return matrices.to(t.dtype if t.is_floating_point() else torch.get_default_dtype())
+        if not torch.compiler.is_compiling() and bool(((index < 0) | (index > 3)).any()):
+            raise OptionError(f"t must be 0, 1, 2 or 3 for {self.name}, which has four elements.")
+        rows = [[[a, b, 0], [c, d, 0], [0, 0, 1]] for a, b, c, d in self.elements]
+        dtype = t.dtype if t.is_floating_point() else torch.get_default_dtype()
+        return torch.tensor(rows, dtype=dtype, device=t.device)[index]
 
     def inverse(self, t: Tensor | float) -> Tensor:
-        """Return the inverse of each element: every reflection undoes itself."""
-        return self.matrix(t)
+        """Return the inverse of each element: its transpose."""
+        return self.matrix(t).mT
 
     def check_samples(self, n: int, name: str = "samples") -> None:
         """Accept any count of at least one: the group always has its four elements."""
@@ -146,17 +151,17 @@ class Reflection:
         """Return the four matrices (4, 3, 3), float64."""
         return self.matrix(self.grid(n))
 
-    def paper(self) -> Reflection:
+    def paper(self) -> FiniteGroup:
         """Return the group itself: it has one grid only."""
         return self
 
 
-Group = OneParameterGroup | Reflection
+Group = OneParameterGroup | FiniteGroup
 
 
 def identity_index(group: Group, n: int) -> int:
     """Return where `group.grid(n)` holds the identity."""
-    return 0 if isinstance(group, Reflection) else n // 2
+    return 0 if isinstance(group, FiniteGroup) else n // 2
 
 
 def rotation(limit: float = math.pi) -> OneParameterGroup:
@@ -211,9 +216,14 @@ def translate_y(t: float = 0.25) -> OneParameterGroup:
     return _symmetric("translate_y", ((0, 0, 0), (0, 0, 1), (0, 0, 0)), t)
 
 
-def reflection() -> Reflection:
-    """Return the finite group of flips: identity, horizontal, vertical, both."""
-    return Reflection()
+def reflection() -> FiniteGroup:
+    """Return the finite group of flips: identity, horizontal (left and right swapped), vertical, both."""
+    return FiniteGroup("reflection", ((1, 0, 0, 1), (-1, 0, 0, 1), (1, 0, 0, -1), (-1, 0, 0, -1)))
+
+
+def quarter_turns() -> FiniteGroup:
+    """Return the finite group of rotations by 0°, 90°, 180° and 270° clockwise: how pages lie in a scanner."""
+    return FiniteGroup("quarter_turns", ((1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0)))
 
 
 def compose(*matrices: Tensor) -> Tensor:
@@ -235,6 +245,32 @@ def invert(matrix: Tensor) -> Tensor:
     upper = torch.stack(entries, dim=-1) / determinant[..., None]
     bottom = matrix.new_tensor([0.0, 0.0, 1.0]).expand(*upper.shape[:-1], 3)
     return torch.cat([upper, bottom], dim=-1).reshape(matrix.shape)
+
+
+def _exponential(t: Tensor, algebra: Algebra) -> Tensor:
+    """Return exp(t·A) for t (…, 1, 1), in closed form where A allows it, which any runtime can do."""
+    once = torch.tensor(algebra, dtype=t.dtype, device=t.device)
+    identity = torch.eye(3, dtype=t.dtype, device=t.device)
+    square = _product(algebra, algebra)
+    if _alike(square, ZERO):  # shears and shifts
+        return identity + t * once
+    if _alike(square, algebra):  # scales
+        return identity + torch.expm1(t) * once
+    if _alike(_product(square, algebra), _product(algebra, NEGATIVE)):  # rotations
+        twice = torch.tensor(square, dtype=t.dtype, device=t.device)
+        return identity + torch.sin(t) * once + (1 - torch.cos(t)) * twice
+    return torch.matrix_exp(t * once)
+
+
+def _product(a: Algebra, b: Algebra) -> Algebra:
+    rows = [tuple(sum(a[row][k] * b[k][column] for k in range(3)) for column in range(3)) for row in range(3)]
+    return cast(Algebra, tuple(rows))
+
+
+def _alike(a: Algebra, b: Algebra) -> bool:
+    return all(
+        abs(x - y) < 1e-12 for first, second in zip(a, b, strict=True) for x, y in zip(first, second, strict=True)
+    )
 
 
 def _symmetric(name: str, algebra: Algebra, reach: float) -> OneParameterGroup:
@@ -328,6 +364,6 @@ def check_levels(levels: Sequence[Group], samples: int) -> None:
     if not isinstance(levels, Sequence) or not levels:
         raise OptionError("levels must be a non-empty list of groups, for example [rotation(), scale(0.25)].")
     for level in levels:
-        if not isinstance(level, (OneParameterGroup, Reflection)):
+        if not isinstance(level, (OneParameterGroup, FiniteGroup)):
             raise OptionError(f"levels must hold groups such as rotation(); got {type(level).__name__}: {level!r}.")
         level.check_samples(samples)

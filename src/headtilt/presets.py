@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headtilt.groups import Group, rotation, scale, shear_x
+from headtilt.groups import Group, quarter_turns, rotation, scale, shear_x
 
 
 def affine_levels() -> list[Group]:
@@ -43,3 +43,17 @@ def fast(levels: Sequence[Group] | None = None) -> dict[str, Any]:
     """Return the search for few views: a quarter of `accurate`'s at most, fewer still with a fitted gate."""
     options = accurate(levels)
     return {**options, "budget": options["budget"] // 4}
+
+
+def documents() -> dict[str, Any]:
+    """Return the search for pages and photographs that lie on a side or on their head: four views, exact turns.
+
+    On square images no pixel is interpolated. Call `fit` afterwards; then `result.quarters` says how to turn a page.
+    """
+    return {
+        "levels": [quarter_turns()],
+        "search": "joint",
+        "budget": 4,
+        "readout": "marginal",
+        "interpolation": "nearest",
+    }

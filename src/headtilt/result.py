@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
@@ -9,8 +10,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from headtilt import back
 from headtilt.errors import OptionError, at_least
-from headtilt.evidence import Evidence
+from headtilt.evidence import Evidence, two_classes
 from headtilt.evidence import concatenate as join_evidence
 from headtilt.groups import Group, decompose, invert
 from headtilt.warp import Interpolation, Padding, warp
@@ -140,6 +142,8 @@ class SearchResult:
         images: (B, C, H, W), the images as they came.
         padding: How views were padded.
         interpolation: How views were resampled.
+        multilabel: Whether each label is there or not by itself, rather than one of them.
+        temperature: What logits are divided by for probabilities; fitted, so that those are honest.
     """
 
     logits: Tensor
@@ -152,19 +156,22 @@ class SearchResult:
     images: Tensor
     padding: Padding = "zeros"
     interpolation: Interpolation = "bilinear"
+    multilabel: bool = False
+    temperature: float = 1.0
 
     def __len__(self) -> int:
         return len(self.logits)
 
     @property
     def labels(self) -> Tensor:
-        """Most probable class of each image (B,)."""
-        return self.logits.argmax(dim=-1)
+        """Most probable class of each image (B,); for several labels, whether each is there (B, Y)."""
+        return self.logits > 0 if self.multilabel else two_classes(self.logits).argmax(dim=-1)
 
     @property
     def probabilities(self) -> Tensor:
-        """Class probabilities (B, Y)."""
-        return self.logits.softmax(dim=-1)
+        """Class probabilities (B, Y); of no and yes (B, 2) for a single logit; one by one for several labels."""
+        logits = self.logits / self.temperature
+        return logits.sigmoid() if self.multilabel else two_classes(logits).softmax(dim=-1)
 
     @property
     def perturbation(self) -> Tensor:
@@ -174,12 +181,50 @@ class SearchResult:
     def topk(self, k: int = 5) -> tuple[Tensor, Tensor]:
         """Return the k most probable classes and their probabilities, each (B, k), fewer where the model has fewer."""
         at_least("k", k, 1)
-        best = self.probabilities.topk(min(k, self.logits.shape[-1]), dim=-1)
+        probabilities = self.probabilities
+        best = probabilities.topk(min(k, probabilities.shape[-1]), dim=-1)
         return best.indices, best.values
 
     def canonical(self) -> Tensor:
         """Return the images (B, C, H, W) with the perturbation undone, resampled once from the originals."""
         return warp(self.images, self.pose, padding=self.padding, interpolation=self.interpolation)
+
+    @property
+    def quarters(self) -> Tensor:
+        """Clockwise quarter turns (B,), 0 to 3, nearest to `pose`: how to turn a page that may not be square.
+
+        ``torch.rot90(page, -int(result.quarters[i]), (-2, -1))`` turns it exactly, sides swapped where need be; the
+        canonical image keeps the frame it came in, which cuts a page that is not square.
+        """
+        return (decompose(self.pose.double()).rotation / (math.pi / 2)).round().long() % 4
+
+    def invert(
+        self,
+        *,
+        points: Tensor | None = None,
+        boxes: Tensor | None = None,
+        masks: Tensor | None = None,
+        corners: bool = False,
+    ) -> Tensor:
+        """Return what was found on the canonical images as it lies on the images as they came.
+
+        Args:
+            points: (B, N, 2), x and y.
+            boxes: (B, N, 4), left, top, right, bottom; gives the upright boxes around the tilted ones.
+            masks: (B, N, H, W) of any dtype, resampled to the nearest pixel.
+            corners: For boxes: return the corners (B, N, 4, 2) of the tilted boxes instead.
+
+        Convention:
+            Pixels, x right, y down; the image covers [0, W] × [0, H], so that the first pixel's centre is (0.5, 0.5).
+        """
+        height, width = self.images.shape[-2:]
+        if [points is None, boxes is None, masks is None].count(False) != 1:
+            raise OptionError("invert takes exactly one of points, boxes and masks.")
+        if points is not None:
+            return back.points_back(points, self.pose, height, width)
+        if boxes is not None:
+            return back.boxes_back(boxes, self.pose, height, width, corners=corners)
+        return back.masks_back(cast(Tensor, masks), self.pose)
 
     def describe(self, index: int = 0, *, names: Sequence[str] | None = None) -> str:
         """Return in words how image `index` was perturbed, what it shows, and what the rivals were."""
@@ -189,7 +234,7 @@ class SearchResult:
         def name(label: int) -> str:
             return names[label] if names is not None else f"label {label}"
 
-        label = int(self.labels[index])
+        label = int(self.probabilities[index].argmax())
         probability = float(self.probabilities[index, label])
         tilt = decompose(self.perturbation[index].double()).describe()
         kept = ", kept by the gate" if bool(self.gated[index]) else ""
@@ -203,10 +248,28 @@ class SearchResult:
         return "\n".join(lines)
 
 
+def own_shape(logits: Tensor, single: bool) -> Tensor:
+    """Return logits in the model's own shape: the two classes of a single logit as one (…, 1)."""
+    return logits[..., 1:] - logits[..., :1] if single else logits
+
+
 def near_identity(poses: Tensor) -> Tensor:
     """Return whether poses (…, 3, 3) move the image little: ‖T − I‖_F ≤ 1/2, a rotation by 20° or so."""
     identity = torch.eye(3, dtype=poses.dtype, device=poses.device)
     return (poses - identity).flatten(-2).norm(dim=-1) <= NEAR
+
+
+def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
+
+    The marginal's pose is that of the best hypothesis with the marginal's label, or of the best one where none has it.
+    """
+    beam = found.beam
+    if readout == "incumbent":
+        return beam.evidence.logits[:, 0], beam.pose[:, 0]
+    agrees = (beam.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
+    slot = agrees.float().argmax(1)
+    return found.marginal, beam.pose[torch.arange(slot.shape[0], device=slot.device), slot]
 
 
 def scatter(whole: Found, found: Found, rows: Tensor) -> Found:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headtilt import bundle
+from headtilt import bundle, export
 from headtilt.borrow import Model
 from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
 from headtilt.errors import OptionError, ShapeError, is_number, one_of
-from headtilt.evidence import Evidence, Predictor
+from headtilt.evidence import Evidence, Predictor, Views
 from headtilt.fit import Fitter, Method
 from headtilt.gate import CautiousGate, Gate, Promise
 from headtilt.groups import Group, rotation
-from headtilt.result import Found, SearchResult, concatenate, scatter
+from headtilt.result import Found, SearchResult, concatenate, own_shape, read_out, scatter
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint, lattice, matrices
 from headtilt.search.tree import Tree, root_beam, take
 from headtilt.warp import Interpolation, Padding, check_images, padding_values
 
+log = logging.getLogger("headtilt")
 # Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
 BLOCK_ELEMENTS = 2**24
 BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
@@ -39,10 +42,12 @@ class ITS(nn.Module):
 
     Args:
         model: An `nn.Module` or a callable from raw images (B, C, H, W) to logits (B, Y). Normalisation belongs to it.
+            A single logit (B, 1) is taken for no or yes, and comes back as one.
         levels: Groups to search, from the root of the tree down; the full turn by default.
         samples: Samples along each orbit; odd, so that the identity is among them (even is fine for a full turn).
         hypotheses: Hypotheses kept at each level, at most one per label.
-        confidence: "energy", "bayesian" or "group" (the paper's three), or a callable (Evidence, Orbit) → (B, K, N).
+        confidence: "energy", "bayesian" or "group" (the paper's three), "multilabel" for a model whose labels are each
+            there or not, or a callable (Evidence, Orbit) → (B, K, N).
             None takes "group" for a tree and "energy" elsewhere.
         search: "tree" walks level by level as the paper does; "joint" covers the product of the levels with a lattice
             and refines; "anneal" walks it by simulated annealing.
@@ -129,6 +134,12 @@ class ITS(nn.Module):
             raise OptionError(f'calibrator must be a callable, "batch" or None; got {calibrator!r}.')
         self.calibrator = calibrator
         self.gate = checked_gate(gate)
+        if self.plan.confidence == "multilabel" and gate == "cautious":
+            gate = None  # it weighs one answer against another, and here any number of labels may be right
+        if self.plan.confidence == "multilabel" and (readout != "incumbent" or gate is not None or calibrator):
+            raise OptionError(
+                'confidence="multilabel" answers with the best view alone: readout="incumbent", no gate, no calibrator.'
+            )
         self.report: dict[str, Any] = {}
 
     @property
@@ -187,6 +198,8 @@ class ITS(nn.Module):
 
         Nothing changes unless the whole fit succeeds. The classifier never changes.
         """
+        if self.plan.confidence == "multilabel":
+            raise OptionError('fit is for one label per image; with confidence="multilabel" nothing needs fitting.')
         if method == "keep" and self.calibrator == "batch":
             raise OptionError(
                 'method="keep" fits a gate for a fixed calibrator, and calibrator="batch" is another for each batch.'
@@ -216,6 +229,7 @@ class ITS(nn.Module):
             fitted.gate,
             fitted.report,
         )
+        log.info("fitted: %s", self.report)
         return self
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -250,6 +264,61 @@ class ITS(nn.Module):
         robust.report = report
         return robust
 
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        example: Tensor | Sequence[int] | None = None,
+        *,
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        """Write the whole search as one graph that runs without headtilt: ".onnx" for onnxruntime, ".pt2" for torch.
+
+        Raw pixels (B, C, H, W), any B, go in; logits (B, Y), pose (B, 3, 3) and gated (B,) come out. All views of a
+        batch are looked at together and nothing leaves early, so memory grows with B and the budget.
+
+        Args:
+            path: Written whole or not at all.
+            example: Images as the model will get them, or their (C, H, W); None takes the size seen last.
+            labels: Names of the classes, kept in the file beside headtilt's version and the options.
+        """
+        predictor = self.predictor
+        shape = (
+            predictor.seen if example is None else tuple(example.shape[1:] if isinstance(example, Tensor) else example)
+        )
+        graph = export.Graph(
+            predictor, self.plan, self.calibrator, self.gate, self.readout, self.padding, self.interpolation
+        )
+        export.write(graph, path, shape, labels)
+        log.info("exported the search to %s", path)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the penultimate features (B, D) of the images (B, C, H, W) turned back: what the last layer reads."""
+        canonical = self.search(images).canonical()
+        reader = self.predictor.with_features(self.features)
+        reader(canonical[:1])  # finds the layers where they are to be found
+        if not reader.features:
+            raise OptionError("embed needs a model with a linear layer at its end, or features= to name the module.")
+        features = reader.with_features(reader.features[-1])(canonical).features
+        return cast(Tensor, features)
+
+    def predict(self, images: Tensor | np.ndarray[Any, Any], *, abstain: float = 0.0) -> np.ndarray[Any, Any]:
+        """Return the labels (B,) as an array, as scikit-learn does; for several labels truth values (B, Y).
+
+        Args:
+            images: (B, C, H, W) raw pixels.
+            abstain: Probability below which no label is given: −1 stands there, or False for several labels.
+        """
+        if not is_number(abstain) or not 0 <= float(abstain) <= 1:
+            raise OptionError(f"abstain must be a probability between 0 and 1; got {abstain!r}.")
+        result = self.search(torch.as_tensor(images))
+        if result.multilabel:
+            return (result.labels & (result.probabilities >= float(abstain))).cpu().numpy()
+        return result.labels.masked_fill(result.probabilities.amax(1) < float(abstain), -1).cpu().numpy()
+
+    def predict_proba(self, images: Tensor | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the probabilities (B, Y) as an array; (B, 2), no and yes, for a single logit."""
+        return self.search(torch.as_tensor(images)).probabilities.cpu().numpy()
+
     @torch.no_grad()
     def search(self, images: Tensor) -> SearchResult:
         """Return labels, poses and the trace of the search for images (B, C, H, W) of raw pixels."""
@@ -260,24 +329,24 @@ class ITS(nn.Module):
             )
         device, _ = self.predictor.device_and_dtype(images)
         images = images.to(device)
-        bare = self.predictor(images)
-        calibrator = self._batch_balance(images) if self.calibrator == "batch" else self.calibrator
-        width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
-        block = max(1, BLOCK_ELEMENTS // (self.plan.budget * width))
-        rows = torch.arange(len(images), device=device).split(block)
-        return concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in rows])
+        with self.predictor.borrowed():
+            bare = self.predictor(images)
+            calibrator = self._batch_balance(images) if self.calibrator == "batch" else self.calibrator
+            width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
+            block = max(1, BLOCK_ELEMENTS // (self.plan.budget * width))
+            parts = [slice(start, start + block) for start in range(0, len(images), block)]
+            result = concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in parts])
+        if log.isEnabledFor(logging.DEBUG):  # the sums wait for the device
+            seen, kept = int(result.views.sum()), int(result.gated.sum())
+            log.debug("searched %d images: %d views, %d kept by the gate", len(result), seen, kept)
+        return result
 
     def _search_block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
         root = bare if calibrator is None else calibrator(bare)
         out = torch.zeros_like(bare.labels, dtype=torch.bool) if self.gate is None else self.gate.leaves_early(bare)
         left = (~out).nonzero()[:, 0]
-
-        def evaluate(index: Tensor, poses: Tensor) -> Evidence:
-            seen = self.predictor.views(
-                images, left[index], poses, padding=self.padding, interpolation=self.interpolation
-            )
-            return seen if calibrator is None else calibrator(seen)
-
+        searched_images = images if len(left) == len(out) else images[left]
+        evaluate = Views(self.predictor, searched_images, self.padding, self.interpolation, calibrator)
         if len(left) < len(out):
             searched = self.plan.search(evaluate, root.at(left)) if len(left) else None
             found = settled(root, searched, left, self.plan.hypotheses)
@@ -289,16 +358,18 @@ class ITS(nn.Module):
         logits, pose = read_out(found, self.readout)
         identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         return SearchResult(
-            logits=torch.where(kept[:, None], bare.logits, logits),
+            logits=own_shape(torch.where(kept[:, None], bare.logits, logits), self.predictor.single_logit),
             pose=torch.where(kept[:, None, None], identity, pose),
             views=found.views,
             hypotheses=found.beam,
             trace=found.trace,
-            bare=bare.logits,
+            bare=own_shape(bare.logits, self.predictor.single_logit),
             gated=kept,
             images=images,
             padding=self.padding,
             interpolation=self.interpolation,
+            multilabel=self.plan.confidence == "multilabel",
+            temperature=float(self.report.get("temperature", 1.0)),
         )
 
     def _batch_balance(self, images: Tensor) -> Balance:
@@ -307,10 +378,7 @@ class ITS(nn.Module):
         poses = matrices(self.plan.levels, points.to(images))
         # Evenly from the whole batch, which may have come sorted by class.
         some = images[torch.linspace(0, len(images) - 1, min(len(images), BATCH_BALANCE)).long().to(images.device)]
-        index = torch.arange(len(some), device=images.device).repeat_interleave(len(poses))
-        seen = self.predictor.views(
-            some, index, poses.repeat(len(some), 1, 1), padding=self.padding, interpolation=self.interpolation
-        )
+        seen = self.predictor.all_views(some, poses, padding=self.padding, interpolation=self.interpolation)
         orbits = seen.logits.reshape(len(some), len(poses), -1)
         pooled = orbits.amax(1) if self.readout == "incumbent" else orbits.logsumexp(1)
         return fit_balance(pooled, torch.full_like(pooled[0], 1 / pooled.shape[1]))
@@ -343,19 +411,6 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
         raise OptionError(f'gate must be a number of log-odds, "cautious", a Gate or None; got {gate!r}.')
     return cast(Gate | None, gate)
-
-
-def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
-    """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
-
-    The marginal's pose is that of the best hypothesis with the marginal's label, or of the best one where none has it.
-    """
-    beam = found.beam
-    if readout == "incumbent":
-        return beam.evidence.logits[:, 0], beam.pose[:, 0]
-    agrees = (beam.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
-    slot = agrees.float().argmax(1)
-    return found.marginal, beam.pose[torch.arange(len(slot), device=slot.device), slot]
 
 
 def settled(root: Evidence, found: Found | None, left: Tensor, slots: int) -> Found:

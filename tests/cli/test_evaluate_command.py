@@ -153,7 +153,7 @@ def test_a_network_of_the_zoo_can_be_named(call):
         (["evaluate", "digits", "--device", "cuda:77"], "device must be"),
         (["evaluate", "digits", "--size", "9"], "size needs a model of your own"),
         (["evaluate", "digits", "--model", "zoo:digits", "--size", "9"], "size must be left out for digits"),
-        (["evaluate", "digits", "--model", "magic:x"], "hf:NAME, zoo:NAME[:SEED], python:MODULE:FUNCTION"),
+        (["evaluate", "digits", "--model", "magic:x"], "pt2:FILE, zoo:NAME[:SEED], python:MODULE:FUNCTION"),
         (["evaluate", "images"], "'images' needs a model of your own"),
         (["evaluate", "images", "--model", "python:colournet:make_two", "--size", "24"], "2 outputs, too few"),
         (["evaluate", "imagenet-mini", "--model", "python:colournet:make_model"], "imagenet-mini was not found"),

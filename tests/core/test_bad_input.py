@@ -326,7 +326,7 @@ def test_levels_that_are_no_sequence_are_refused(levels, search):
         ({"hypotheses": None}, "hypotheses must be a whole number"),
         (
             {"confidence": "certainty"},
-            "confidence must be one of 'energy', 'bayesian', 'group' or a callable; got 'certainty'",
+            "confidence must be one of 'energy', 'bayesian', 'group', 'multilabel' or a callable; got 'certainty'",
         ),
         ({"confidence": 3}, "confidence must be one of"),
         ({"mc_passes": 0}, "mc_passes must be a whole number of at least 1; got 0"),
@@ -522,7 +522,9 @@ def test_a_model_that_raises_is_a_model_error_that_keeps_the_cause(error, passes
 
     model = Raising().train()
     before = fingerprint(model)
-    with pytest.raises(ht.ModelError, match=r"model raised on views of shape \(2, 1, 12, 12\)") as caught:
+    # Where memory runs out, less is tried first.
+    views = 1 if "memory" in str(error) else 2
+    with pytest.raises(ht.ModelError, match=rf"model raised on views of shape \({views}, 1, 12, 12\)") as caught:
         ht.ITS(model, samples=5, mc_passes=passes)(images)
     assert caught.value.__cause__ is error
     assert fingerprint(model) == before

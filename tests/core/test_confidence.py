@@ -352,4 +352,4 @@ def test_names_and_callables_resolve_to_measures():
     wide = resolve("group", 1.0)(evidence, orbit)
     assert torch.equal(wide, measures.group(evidence, orbit, width=1.0))
     assert resolve(measures.energy) is measures.energy
-    assert set(MEASURES) == {"energy", "bayesian", "group"}
+    assert set(MEASURES) == {"energy", "bayesian", "group", "multilabel"}

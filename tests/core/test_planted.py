@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.groups import OneParameterGroup, Reflection, invert
+from headtilt.groups import FiniteGroup, OneParameterGroup, invert
 
 from .toys import TemplateMatcher, render, shrunk, ungated
 
@@ -40,8 +40,8 @@ GROUPS = {
 every_group = pytest.mark.parametrize(("group", "samples"), GROUPS.values(), ids=GROUPS.keys())
 continuous = pytest.mark.parametrize(
     ("group", "samples"),
-    [pair for pair in GROUPS.values() if not isinstance(pair[0], Reflection)],
-    ids=[name for name, pair in GROUPS.items() if not isinstance(pair[0], Reflection)],
+    [pair for pair in GROUPS.values() if not isinstance(pair[0], FiniteGroup)],
+    ids=[name for name, pair in GROUPS.items() if not isinstance(pair[0], FiniteGroup)],
 )
 
 

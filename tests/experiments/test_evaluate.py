@@ -15,7 +15,7 @@ from headtilt.baselines.tta import tta
 from headtilt.calibrate import HeadRecipe
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.evidence import Predictor
-from headtilt.experiments.evaluate import FIELDS, Evaluation, Network, curve, summarise
+from headtilt.experiments.evaluate import FIELDS, Evaluation, Network, curve, intervals, summarise
 from headtilt.experiments.methods import METHODS, Prediction, Setting, build, fitted
 from headtilt.experiments.retrain import MORE
 from headtilt.gate import Promise
@@ -45,8 +45,10 @@ def report() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_and_reports_every_field(report, method):
     found = report["methods"][method]
-    assert set(found) == {*FIELDS, "accuracy_std", "upright_accuracy_std"}
+    added = {f"{name}_{what}" for name in ("accuracy", "upright_accuracy") for what in ("std", "interval")}
+    assert set(found) == {*FIELDS, *added}
     for name in ("accuracy", "upright_accuracy"):
+        assert found[f"{name}_interval"][0] <= found[name] <= found[f"{name}_interval"][1]
         assert 0 <= found[name] <= 100
         assert found[name] * 40 / 100 == pytest.approx(round(found[name] * 40 / 100))
         assert found[f"{name}_std"] == 0
@@ -267,3 +269,16 @@ def test_augmentation_may_use_another_group(digits_net, digits):
     assert bool((undone[:, 0, 1] == 0).all())
     with pytest.raises(ht.OptionError, match="merge must be one of 'mean', 'max'; got 'median'"):
         tta(Predictor(digits_net), digits.floats(range(4)), "median")
+
+
+def test_intervals_over_images_hold_the_mean_and_shrink_with_their_number():
+    right = torch.arange(400) % 4 != 0
+    few, many = intervals([(right[:40], right)]), intervals([(right, right), (right, right)])
+    for found in (few, many):
+        assert found["accuracy_interval"][0] < 75 < found["accuracy_interval"][1]
+    width = {name: high - low for name, (low, high) in few.items()}
+    assert width["accuracy_interval"] > 2 * width["upright_accuracy_interval"]
+    assert intervals([(torch.ones(9), torch.zeros(9))]) == {
+        "accuracy_interval": [100.0, 100.0],
+        "upright_accuracy_interval": [0.0, 0.0],
+    }

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import headtilt as ht
 from headtilt import bundle
 from headtilt.calibrate import Balance, HeadRecipe, OrbitHead
-from headtilt.gate import Gate
+from headtilt.data import load
+from headtilt.gate import CautiousGate, Gate
 from headtilt.presets import fast
 
 TINY = HeadRecipe(rounds=2, steps=4, pool=64, hidden=16)
@@ -158,3 +159,14 @@ def test_a_description_with_one_value_replaced_never_raises_anything_but_the_pac
         path.write_text(json.dumps(config))
         with contextlib.suppress(ht.HeadtiltError):
             ht.ITS.load(folder, Net())
+
+
+def test_a_linear_balance_and_a_cautious_gate_come_back_as_they_were(digits_net, tilted, tmp_path):
+    robust = ht.ITS(digits_net, search="joint", budget=12, readout="marginal")
+    robust.fit(load("digits", "fit", limit=300).floats(), method="balance", promise=None, views=6)
+    robust.gate = CautiousGate(1.5, 0.25)
+    assert robust.calibrator.weight is not None
+    robust.save(tmp_path / "bundle")
+    loaded = ht.ITS.load(tmp_path / "bundle", digits_net)
+    assert (loaded.gate.margin, loaded.gate.doubt) == (1.5, 0.25)
+    assert torch.equal(loaded(tilted), robust(tilted))

@@ -20,6 +20,7 @@ from headtilt.calibrate import (
     Prototypes,
     fit_balance,
     fit_head,
+    fit_map,
     fit_neighbours,
     fit_prototypes,
     upright_prior,
@@ -422,3 +423,60 @@ def test_distance_scores_do_not_depend_on_how_many_views_come_at_once(fit):
 def test_distance_scores_without_features_say_what_to_do(scores):
     with pytest.raises(ht.OptionError, match="distance scores need features"):
         scores(Evidence(torch.zeros(1, 2)))
+
+
+# --- the linear map ---------------------------------------------------------------------------------------------------
+
+
+def mixed_orbits(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Orbits of three classes in which class 0 shows up as 1 in most views: no bias per class can mend it."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (count,), generator=generator)
+    views = 0.5 * torch.randn(count, 6, 3, generator=generator)
+    views[torch.arange(count), 0, labels] += 2.0
+    confused = labels == 0
+    views[confused, 1:, 1] += 3.0
+    views[confused, 1:, 2] -= 3.0  # which is how one can tell
+    return views, labels
+
+
+def test_a_map_mends_what_one_number_per_class_cannot():
+    views, labels = mixed_orbits(600)
+    bias = fit_balance(views.logsumexp(1), upright_prior(labels, 3))
+    mapped = fit_map(views, labels, bias)
+    unseen, truth = mixed_orbits(600, seed=1)
+    right = [
+        float((balance(Evidence(unseen)).logits.logsumexp(1).argmax(1) == truth).double().mean())
+        for balance in (bias, mapped)
+    ]
+    assert right[0] < 0.9 < 0.97 < right[1]
+
+
+def test_a_map_of_too_few_images_per_class_is_the_balance_it_started_from():
+    views, labels = mixed_orbits(59)
+    balance = fit_balance(views.logsumexp(1), upright_prior(labels, 3))
+    assert fit_map(views, labels, balance) is balance
+    views, labels = mixed_orbits(60)
+    assert fit_map(views, labels, balance).weight is not None
+
+
+def test_a_map_takes_classes_ruled_out_by_minus_infinity_as_hopeless():
+    mapped = Balance(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
+    scores = mapped(Evidence(torch.tensor([[1.0, -math.inf]]))).logits
+    assert bool(scores.isfinite().all())
+    assert scores.argmax(1).tolist() == [0]
+
+
+@pytest.mark.parametrize(("draws", "looks"), [(None, 6), (2, 2), (1, 1)])
+def test_tilts_are_drawn_anew_each_round_or_come_again(draws, looks):
+    views, labels = mixed_orbits(120)
+    seen = []
+
+    def sample(index, seed):
+        seen.append(seed)
+        return Evidence(views[index])
+
+    recipe = HeadRecipe(source="logits", hidden=8, rounds=6, steps=2, draws=draws, patience=9)
+    everything = torch.arange(120)
+    fit_head(sample, labels, everything[:100], everything[100:], Balance(torch.zeros(3)), recipe)
+    assert len(seen) == 1 + looks  # one of them for the held-out images

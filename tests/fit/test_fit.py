@@ -470,9 +470,9 @@ def test_a_batch_balances_itself_by_images_from_its_whole_length(monkeypatch):
     images, seen = tiny_images(2)[:1].repeat(45, 1, 1, 1), []
     images[:, 0, 0, 0] = torch.arange(45)
     robust = joint(TinyNet(), calibrator="batch", budget=6)
-    inner = robust.predictor.views
+    inner = robust.predictor.all_views
     monkeypatch.setattr(
-        robust.predictor, "views", lambda images, *rest, **more: seen.append(images) or inner(images, *rest, **more)
+        robust.predictor, "all_views", lambda images, *rest, **more: seen.append(images) or inner(images, *rest, **more)
     )
     monkeypatch.setattr(wrapper, "BATCH_BALANCE", 12)
     robust(images)

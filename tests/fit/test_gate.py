@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt import data as ht_data
 from headtilt import fit as fitting
+from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.evidence import Evidence
 from headtilt.gate import (
+    CautiousGate,
     Detector,
     Gate,
     Promise,
@@ -359,3 +362,43 @@ def test_the_report_says_what_was_fitted(fitted, upright):
     early = fitted.gate.leaves_early(fitted.predictor(upright[held_out(upright)])).float().mean() * 100
     assert gate["upright_leave_early"] == pytest.approx(float(early), abs=1e-4)
     assert QUICK.rounds == 2
+
+
+def test_the_cautious_gate_of_an_unfitted_wrapper_keeps_upright_digits_and_changes_tilted_ones(digits_net):
+    data = ht_data.load("digits", "test", limit=200)
+    levels = [ht.rotation()]
+    tilts = draw("rotation", len(data), seed=1)
+    upright, tilted = data.floats(), perturb_dataset(data, tilts).images
+    with torch.no_grad():
+        bare = [digits_net(images).argmax(1) for images in (upright, tilted)]
+    robust, free = ht.ITS(digits_net, levels), ht.ITS(digits_net, levels, gate=None)
+    right = [
+        (100 * (labels == data.labels).double().mean()).item()
+        for labels in (bare[0], robust.search(upright).labels, free.search(upright).labels)
+    ]
+    assert right[1] >= right[0] - 1  # the promise of the default
+    assert right[2] < right[0] - 20  # which the search alone breaks
+    assert int((robust.search(tilted).labels != bare[1]).sum()) > 0
+
+
+def test_the_cautious_gate_minds_neither_scale_nor_shift_of_the_logits(digits_net, tilted):
+    class Rescaled(torch.nn.Module):
+        def forward(self, images):
+            return digits_net(images) * 1.0 + 7.0
+
+    plain = ht.ITS(digits_net, confidence="energy").search(tilted)
+    shifted = ht.ITS(Rescaled(), confidence="energy").search(tilted)
+    assert torch.equal(plain.gated, shifted.gated)
+    assert 0 < int(plain.gated.sum()) < len(tilted)
+
+
+def test_the_cautious_gate_weighs_the_lead_in_deviations_and_the_doubt():
+    bare = Evidence(torch.tensor([[3.0, 0.0, 0.0]]).log_softmax(1))
+    spread = bare.logits.std(1, correction=0)
+    doubt = -bare.log_probs[0, 0]
+    near = bare.logits.clone()
+    for lead in (0.0, 2.0, 5.0, 9.0):
+        marginal = torch.tensor([[0.0, float(bare.logits[0, 0]) + lead, 0.0]])
+        score = lead / spread + 0.4 * doubt.log()
+        kept = CautiousGate().keeps(bare, bare.logits, found(marginal, near))
+        assert kept.tolist() == (score < 2.5).tolist()

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
+from headtilt.evidence import SAMPLED_LAYERS
 from headtilt.warp import Padding
+
+Resample = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 
 
 @dataclass(frozen=True)
 class Adapted:
     """A classifier as headtilt wants it.
+
+    What a source does to an image before its model is split in two. The geometric part (resize, centre square) comes
+    before the search and is described here; the photometric part (normalisation) comes after each warp and is inside
+    the model.
 
     Attributes:
         model: From raw pixels (B, C, size, size) in [0, 1] to logits; its own normalisation is inside.
@@ -21,6 +29,8 @@ class Adapted:
         padding: How views should be padded; photographs by reflection.
         name: What reports call it.
         channels: 3 for colour, 1 for greyscale.
+        resample: How photographs are resized.
+        features: Modules whose inputs are features, for `ITS`; "auto" looks for them, None where there are none.
     """
 
     model: nn.Module
@@ -30,3 +40,11 @@ class Adapted:
     padding: Padding
     name: str
     channels: int = 3
+    resample: Resample = "bilinear"
+    features: str | tuple[str, ...] | None = "auto"
+
+    @property
+    def sampled(self) -> tuple[str, ...]:
+        """Names of the dropout layers that Monte-Carlo passes can sample; none for a black box."""
+        named = self.model.named_modules()
+        return tuple(name for name, layer in named if isinstance(layer, SAMPLED_LAYERS) and layer.p > 0)

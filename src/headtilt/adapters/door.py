@@ -1,8 +1,9 @@
-"""One door to classifiers by name: ``hf:NAME``, ``zoo:NAME:SEED``, ``python:MODULE:FUNCTION``."""
+"""One door to classifiers by name: ``hf:NAME``, ``onnx:FILE``, ``zoo:NAME:SEED``, ``python:MODULE:FUNCTION``."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from torch import nn
 
-from headtilt.adapters import Adapted, hf
+from headtilt.adapters import Adapted, hf, onnx, pt2, timm, torchvision
+from headtilt.adapters.photometric import BlackBox
 from headtilt.errors import DataError, HeadtiltError, ModelError, OptionError, at_least
 from headtilt.models import zoo
 
@@ -21,27 +23,44 @@ DEFAULT_SIZE = 32
 def load(spec: str, *, device: str = "cpu", size: int | None = None) -> Adapted:
     """Return the classifier of a spec, in eval mode.
 
-    - ``hf:NAME`` is a `transformers` checkpoint: a folder, or a name on the hub.
+    - ``hf:NAME`` is a `transformers` checkpoint: a folder, or a name on the hub. ``NAME`` alone will do where it is a
+      folder or looks like ``ORGANISATION/NAME``.
+    - ``timm:NAME`` and ``torchvision:NAME`` are models of these libraries; see `adapters.timm`,
+      `adapters.torchvision`.
+    - ``onnx:FILE`` runs in onnxruntime and ``pt2:FILE`` is an exported program; what such files do not say of
+      themselves stands in a JSON file beside them, see `adapters.sidecar`. The file alone will do where it exists.
     - ``zoo:NAME`` or ``zoo:NAME:SEED`` is one of the paper's networks on digits, mnist, fashion-mnist or gtsrb.
     - ``python:MODULE:FUNCTION`` is one's own. The module may lie in the current folder; the function takes no
-      arguments and returns an `Adapted`, which says everything, or an `nn.Module` from raw pixels (B, C, H, W) in
-      [0, 1] to logits (B, Y). Such a module may have the attributes ``input_size`` (the side of the square it sees,
-      32 otherwise), ``padding`` (of views, zeros otherwise) and ``labels`` (the names of its outputs, in order).
+      arguments and returns an `Adapted`, which says everything, or an `nn.Module` or any callable from raw pixels
+      (B, C, H, W) in [0, 1] to logits (B, Y). It may have the attributes ``input_size`` (the side of the square it
+      sees, 32 otherwise), ``padding`` (of views, zeros otherwise), ``labels`` (the names of its outputs, in order) and
+      ``channels`` (3 otherwise).
 
     Args:
         spec: What to load.
         device: Where it should live.
         size: Side of the square that the model sees, in place of its own.
     """
-    scheme, _, rest = spec.partition(":")
-    if scheme not in SCHEMES or not rest:
-        known = ", ".join(f"{name}:{form}" for name, (form, _) in SCHEMES.items())
-        raise OptionError(f"model must be one of {known}; got {spec!r}.")
+    scheme, rest = parse(spec)
     adapted = SCHEMES[scheme][1](rest, device)
     if size is not None:
         at_least("size", size, 1)
         adapted = replace(adapted, size=size, resize=max(size, adapted.resize))
     return adapted
+
+
+def parse(spec: str) -> tuple[str, str]:
+    """Return the scheme of a spec and what it says behind the colon; a path or a hub name needs no scheme."""
+    scheme, _, rest = spec.partition(":")
+    if scheme in SCHEMES and rest:
+        return scheme, rest
+    path = Path(spec).expanduser()
+    if path.is_file() and path.suffix in (".onnx", ".pt2"):
+        return path.suffix[1:], spec
+    if path.is_dir() or re.fullmatch(r"\w[\w.-]*/[\w.-]+", spec):
+        return "hf", spec
+    known = ", ".join(f"{name}:{form}" for name, (form, _) in SCHEMES.items())
+    raise OptionError(f"model must be one of {known}; got {spec!r}.")
 
 
 def outputs_for(adapted: Adapted, classes: Sequence[str]) -> tuple[int, ...] | None:
@@ -68,10 +87,6 @@ def outputs_for(adapted: Adapted, classes: Sequence[str]) -> tuple[int, ...] | N
     )
 
 
-def _from_hub(name: str, device: str) -> Adapted:
-    return hf.load(name, device=device)
-
-
 def _from_zoo(spec: str, device: str) -> Adapted:
     name, _ = zoo.parse(spec)
     shape = zoo.SHAPES[name]
@@ -87,16 +102,21 @@ def _from_python(rest: str, device: str) -> Adapted:
     if isinstance(made, Adapted):
         return replace(made, model=made.model.to(device).eval())
     if not isinstance(made, nn.Module):
-        raise ModelError(f"{rest} must return an nn.Module or an Adapted; got {type(made).__name__}.")
+        if not callable(made):
+            raise ModelError(f"{rest} must return an nn.Module or an Adapted; got {type(made).__name__}.")
+        network: nn.Module = BlackBox(made)
+    else:
+        network = made
     side = at_least("input_size", getattr(made, "input_size", DEFAULT_SIZE), 1)
     labels = getattr(made, "labels", None)
     return Adapted(
-        model=made.to(device).eval(),
+        model=network.to(device).eval(),
         labels=None if labels is None else tuple(map(str, labels)),
         size=side,
         resize=side,
         padding=getattr(made, "padding", "zeros"),
         name=rest,
+        channels=at_least("channels", getattr(made, "channels", 3), 1),
     )
 
 
@@ -136,7 +156,11 @@ def _current_folder_importable() -> Iterator[None]:
 
 
 SCHEMES: dict[str, tuple[str, Callable[[str, str], Adapted]]] = {
-    "hf": ("NAME", _from_hub),
+    "hf": ("NAME", lambda rest, device: hf.load(rest, device=device)),
+    "timm": ("NAME", lambda rest, device: timm.load(rest, device=device)),
+    "torchvision": ("NAME", lambda rest, device: torchvision.load(rest, device=device)),
+    "onnx": ("FILE", lambda rest, device: onnx.load(rest, device=device)),
+    "pt2": ("FILE", lambda rest, device: pt2.load(rest, device=device)),
     "zoo": ("NAME[:SEED]", _from_zoo),
     "python": ("MODULE:FUNCTION", _from_python),
 }

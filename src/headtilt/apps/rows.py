@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headtilt.adapters import Adapted
-from headtilt.adapters.images import prepare, read
-from headtilt.errors import DataError
+from headtilt.adapters.images import square_of
+from headtilt.errors import DataError, ModelError
 from headtilt.groups import decompose
 from headtilt.result import SearchResult
 from headtilt.wrapper import ITS
@@ -32,6 +36,7 @@ class Row:
         gated: Whether the gate kept the bare model's own answer.
         views: How many views the model was shown.
         error: Why there is no answer, in a sentence; None where there is one.
+        top: The best labels with their scores, where more than one was asked for.
     """
 
     path: str
@@ -43,51 +48,165 @@ class Row:
     gated: bool | None = None
     views: int | None = None
     error: str | None = None
+    top: tuple[tuple[str, float], ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row as a dictionary in the order of the columns."""
-        return asdict(self)
+        """Return the row as a dictionary in the order of the columns; `top` only where it was asked for."""
+        row = asdict(self)
+        best = row.pop("top")
+        return row if best is None else {**row, "top": [{"label": name, "score": score} for name, score in best]}
 
 
-def rows_of(result: SearchResult, paths: Sequence[str], labels: Sequence[str] | None) -> list[Row]:
-    """Return one row per image of a result."""
+COLUMNS = tuple(Row("").as_dict())
+
+
+def rows_of(result: SearchResult, paths: Sequence[str], labels: Sequence[str] | None, *, topk: int = 1) -> list[Row]:
+    """Return one row per image of a result.
+
+    Args:
+        result: What `ITS.search` returned.
+        paths: Where the images came from.
+        labels: Class names, by label.
+        topk: How many of the best labels each row should hold.
+    """
     tilt = decompose(result.perturbation.double().cpu())
+    answers, probabilities = result.labels.cpu(), result.probabilities.cpu()
+    best, scores = (part.cpu().tolist() for part in result.topk(topk))
+
+    def name(label: int) -> str:
+        return str(label) if labels is None else labels[label]
+
     found = []
     for index, path in enumerate(paths):
-        label = int(result.labels[index])
+        label = int(answers[index])
+        top = tuple((name(one), score) for one, score in zip(best[index], scores[index], strict=True))
         found.append(
             Row(
                 path=path,
-                label=str(label) if labels is None else labels[label],
-                score=float(result.probabilities[index, label]),
-                rotation_deg=math.degrees(float(tilt.rotation[index])),
+                label=name(label),
+                score=float(probabilities[index, label]),
+                rotation_deg=math.degrees(float(tilt.rotation[index])) + 0.0,  # no −0.0
                 scale=float(tilt.scale[index]),
-                shear=float(tilt.shear[index]),
+                shear=float(tilt.shear[index]) + 0.0,
                 gated=bool(result.gated[index]),
                 views=int(result.views[index]),
+                top=top if topk > 1 else None,
             )
         )
     return found
 
 
-def classify(robust: ITS, adapted: Adapted, sources: Iterable[Any], *, batch: int = 32) -> Iterator[Row]:
-    """Yield a row for each source in order; one that cannot be read gets its error and the others go on."""
+def classify(
+    robust: ITS,
+    adapted: Adapted,
+    sources: Iterable[Any],
+    *,
+    batch: int = 32,
+    topk: int = 1,
+    workers: int | None = None,
+) -> Iterator[Row]:
+    """Yield a row for each source in order; one that cannot be read gets its error and the others go on.
+
+    Args:
+        robust: Who answers.
+        adapted: How its model wants images prepared.
+        sources: Paths, or anything else that `images.upright` takes.
+        batch: Images per search.
+        topk: How many of the best labels each row should hold.
+        workers: Threads that read files ahead; None chooses.
+    """
+    for answer in answers(robust, adapted, sources, batch=batch, topk=topk, workers=workers):
+        yield answer.row
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A row with what undoes the tilt it speaks of.
+
+    Attributes:
+        row: What is said of the image.
+        pose: (3, 3), what turns the square that the model saw upright; None where there is no answer.
+    """
+
+    row: Row
+    pose: Tensor | None = None
+
+
+def answers(
+    robust: ITS,
+    adapted: Adapted,
+    sources: Iterable[Any],
+    *,
+    batch: int = 32,
+    topk: int = 1,
+    workers: int | None = None,
+) -> Iterator[Answer]:
+    """Yield what `classify` does, each row with its pose."""
     waiting: list[tuple[str, Tensor | str]] = []
-    for source in sources:
-        path = source if isinstance(source, str) else str(source)
-        try:
-            waiting.append((path, prepare(read(source), adapted)))
-        except DataError as error:
-            waiting.append((path, str(error)))
+    for item in _squares(sources, adapted, batch, workers):
+        waiting.append(item)
         if len(waiting) == batch:
-            yield from _answers(robust, adapted, waiting)
+            yield from _answers(robust, adapted, waiting, topk)
             waiting = []
-    yield from _answers(robust, adapted, waiting)
+    yield from _answers(robust, adapted, waiting, topk)
 
 
-def _answers(robust: ITS, adapted: Adapted, waiting: list[tuple[str, Tensor | str]]) -> Iterator[Row]:
+def _squares(
+    sources: Iterable[Any], adapted: Adapted, ahead: int, workers: int | None
+) -> Iterator[tuple[str, Tensor | str]]:
+    """Yield each source's name with its square, or with why there is none; some are read ahead."""
+
+    def one(source: Any) -> Tensor | str:
+        try:
+            return square_of(source, adapted)
+        except DataError as error:
+            return str(error)
+
+    reading: deque[tuple[str, Future[Tensor | str]]] = deque()
+    pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1))
+    try:
+        for number, source in enumerate(sources):
+            name = str(source) if isinstance(source, (str, Path)) else f"image {number}"
+            reading.append((name, pool.submit(one, source)))
+            if len(reading) > ahead:
+                first, square = reading.popleft()
+                yield first, square.result()
+        while reading:
+            first, square = reading.popleft()
+            yield first, square.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _answers(robust: ITS, adapted: Adapted, waiting: list[tuple[str, Tensor | str]], topk: int) -> Iterator[Answer]:
     images = [image for _, image in waiting if isinstance(image, Tensor)]
     paths = [path for path, image in waiting if isinstance(image, Tensor)]
-    answers = iter(rows_of(robust.search(torch.stack(images)), paths, adapted.labels) if images else ())
+    found = iter(_searched(robust, adapted, images, paths, topk) if images else ())
     for path, image in waiting:
-        yield next(answers) if isinstance(image, Tensor) else Row(path, error=image)
+        yield next(found) if isinstance(image, Tensor) else Answer(Row(path, error=image))
+
+
+def _searched(robust: ITS, adapted: Adapted, images: list[Tensor], paths: list[str], topk: int) -> list[Answer]:
+    """Return the answers for images; where the model fails on some of them alone, these get its error.
+
+    A model that fails on all of them is at fault itself.
+    """
+
+    def ask(some: list[Tensor], names: list[str]) -> list[Answer]:
+        result = robust.search(torch.stack(some))
+        rows = rows_of(result, names, adapted.labels, topk=topk)
+        return [Answer(row, pose) for row, pose in zip(rows, result.pose.double().cpu(), strict=True)]
+
+    def alone(image: Tensor, path: str) -> Answer:
+        try:
+            return ask([image], [path])[0]
+        except ModelError as error:
+            return Answer(Row(path, error=str(error)))
+
+    try:
+        return ask(images, paths)
+    except ModelError:
+        found = [alone(image, path) for image, path in zip(images, paths, strict=True)] if len(images) > 1 else []
+        if all(answer.pose is None for answer in found):
+            raise
+        return found

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from headtilt.cli.app import Data, Device, Limit, Seed, app, command, progress
+from headtilt.cli.options import Bundle
 
 if TYPE_CHECKING:
     from headtilt.experiments.evaluate import Evaluation
@@ -47,6 +48,7 @@ def demo(
     epilog="[bold]Examples[/bold]\n\n"
     "[dim]$[/dim] headtilt evaluate mnist --method vanilla,tta-max,energy,paper3,head-features+gate --json\n\n"
     "[dim]$[/dim] headtilt evaluate imagenet-mini --model hf:FOLDER --perturb rotation --method vanilla,balanced\n\n"
+    "[dim]$[/dim] headtilt evaluate imagenet-mini --model hf:FOLDER --perturb rotation --method vanilla --bundle B\n\n"
     "[dim]$[/dim] headtilt evaluate ./images --model python:mymodule:make_model --size 64\n\n"
     "[bold]A model of your own[/bold]\n\n"
     "python:mymodule:make_model calls make_model() of mymodule.py, in the current folder or installed. It takes no "
@@ -63,7 +65,10 @@ def evaluate(
     networks: Annotated[int, typer.Option(min=1, help="Networks of the zoo, each of another seed.")] = 5,
     seed: Seed = 0,
     limit: Limit = 2000,
-    model: Annotated[str | None, typer.Option(help="hf:NAME, zoo:NAME[:SEED] or python:MODULE:FUNCTION.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="hf:NAME, timm:NAME, onnx:FILE, python:MODULE:FUNCTION, …")
+    ] = None,
+    bundle: Bundle = None,
     size: Annotated[int | None, typer.Option(min=1, help="Side of the square that --model sees in a folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the numbers (JSON) and the plots.")] = None,
@@ -90,9 +95,10 @@ def evaluate(
 
     one_of("split", split, ("test", "validation"))
     where = resolve_device(device)
+    names = [name.strip() for name in method.split(",") if name.strip()]
     evaluation = Evaluation(
         dataset,
-        tuple(name.strip() for name in method.split(",") if name.strip()),
+        tuple(dict.fromkeys([*names, *(["bundle"] if bundle is not None else [])])),
         perturb,
         networks,
         seed=seed,
@@ -106,6 +112,7 @@ def evaluate(
         device=where,
         folders=data,
         batch=batch,
+        bundle=bundle,
         angles=tuple(-177.5 + 15 * step for step in range(24)) if curve else (),
         **own(dataset, model, split=split, size=size, device=where, folders=data),
     )

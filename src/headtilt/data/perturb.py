@@ -14,8 +14,8 @@ from headtilt.data.dataset import Dataset
 from headtilt.errors import OptionError, one_of
 from headtilt.fit import centre_crop
 from headtilt.groups import (
+    FiniteGroup,
     Group,
-    Reflection,
     decompose,
     invert,
     rotation,
@@ -87,7 +87,7 @@ def draw(
 
 
 def _parameters(group: Group, unit: Tensor, samples: int | None) -> Tensor:
-    if samples is not None or isinstance(group, Reflection):
+    if samples is not None or isinstance(group, FiniteGroup):
         grid = group.grid(samples or 4)
         return grid[(unit * len(grid)).long()]
     if group.spacing == "factor":

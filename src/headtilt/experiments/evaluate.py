@@ -123,6 +123,7 @@ class Evaluation:
         folders: Where to look for data.
         batch: Images per call of a method.
         size: Side to which images of a folder are resized before they are perturbed; None takes them as they are.
+        bundle: What the method of that name measures; see `Setting`.
         angles: Degrees at which to measure accuracy with all images turned alike.
     """
 
@@ -143,6 +144,7 @@ class Evaluation:
     folders: list[Path] | None = None
     batch: int = 500
     size: int | None = None
+    bundle: Path | None = None
     angles: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -164,6 +166,7 @@ class Evaluation:
         each = 2 * -(-len(data) // self.batch) + len(self.angles)
         steps = Steps(progress, len(networks) * len(self.methods) * each)
         rows: dict[str, list[dict[str, float | None]]] = {name: [] for name in self.methods}
+        rights: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self.methods}
         curves: dict[str, list[list[float]]] = {name: [] for name in self.methods}
         fit_data = cache(lambda: self._load("fit", self.fit_images))
         for number, network in enumerate(networks):
@@ -175,7 +178,9 @@ class Evaluation:
             for name in self.methods:
                 steps.begin(f"{network.name}: {name}")
                 predict = build(name, setting)
-                rows[name].append(self._measure(predict, tilted, upright, steps))
+                row, right = self._measure(predict, tilted, upright, steps)
+                rows[name].append(row)
+                rights[name].append(right)
                 curves[name].append(curve(predict, own, self.angles, self.device, network.crop, steps))
         return {
             "dataset": self.dataset,
@@ -186,7 +191,7 @@ class Evaluation:
             "split": self.split,
             "mode": self.mode,
             **({"models": [network.name for network in self.models]} if self.models else {}),
-            "methods": {name: summarise(found) for name, found in rows.items()},
+            "methods": {name: {**summarise(rows[name]), **intervals(rights[name])} for name in self.methods},
             "per_network": rows,
             **({"angles": list(self.angles), "accuracy_at_angle": curves} if self.angles else {}),
         }
@@ -218,40 +223,45 @@ class Evaluation:
             promise=Promise(self.promise),
             recipe=self.recipe,
             seed=self.seed,
+            bundle=self.bundle,
             retrained=None
             if self.models
             else lambda name: retrained(name, self.dataset, number, self.device, self.folders),
         )
 
-    def _measure(self, predict: Predict, tilted: TestSet, upright: TestSet, steps: Steps) -> dict[str, float | None]:
+    def _measure(
+        self, predict: Predict, tilted: TestSet, upright: TestSet, steps: Steps
+    ) -> tuple[dict[str, float | None], tuple[Tensor, Tensor]]:
+        """Return what is reported of one network, and which images it got right, tilted and upright."""
         predict(tilted.images[:1].to(self.device))  # the first call sets things up, which is not to be timed
         right, poses, views, seconds = self._walk(predict, tilted, steps)
         straight, _, upright_views, _ = self._walk(predict, upright, steps)
         errors: dict[str, float | None] = {"angle_error_deg": None, "frobenius": None, "frobenius_batch128": None}
         if poses is not None:
             errors = pose_errors(poses, tilted.transforms)
-        return {
-            "accuracy": 100 * right / len(tilted),
-            "upright_accuracy": 100 * straight / len(upright),
+        row = {
+            "accuracy": 100 * float(right.double().mean()),
+            "upright_accuracy": 100 * float(straight.double().mean()),
             **errors,
             "views_per_image": views,
             "upright_views_per_image": upright_views,
             "images_per_second": len(tilted) / seconds,
         }
+        return row, (right, straight)
 
-    def _walk(self, predict: Predict, test: TestSet, steps: Steps) -> tuple[int, Tensor | None, float, float]:
-        """Return right answers, estimated transforms, mean views and seconds over a test set."""
-        right, views, poses = 0, 0.0, []
+    def _walk(self, predict: Predict, test: TestSet, steps: Steps) -> tuple[Tensor, Tensor | None, float, float]:
+        """Return which answers are right, estimated transforms, mean views and seconds over a test set."""
+        right, views, poses = [], 0.0, []
         start = time.perf_counter()
         for rows in torch.arange(len(test)).split(self.batch):
             answer = predict(test.images[rows].to(self.device))
-            right += int((answer.labels.cpu() == test.labels[rows]).sum())
+            right.append(answer.labels.cpu() == test.labels[rows])
             views += answer.views * len(rows)
             if answer.perturbation is not None:
                 poses.append(answer.perturbation.cpu())
             steps.advance()
         seconds = time.perf_counter() - start
-        return right, torch.cat(poses) if poses else None, views / len(test), seconds
+        return torch.cat(right), torch.cat(poses) if poses else None, views / len(test), seconds
 
 
 def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
@@ -264,6 +274,22 @@ def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None
         if name.endswith("accuracy"):
             summary[f"{name}_std"] = statistics.pstdev(known) if len(known) > 1 else 0.0
     return summary
+
+
+def intervals(rights: Sequence[tuple[Tensor, Tensor]], *, draws: int = 2000) -> dict[str, list[float]]:
+    """Return 95 % bootstrap intervals over the images, of the accuracies averaged over networks.
+
+    Args:
+        rights: For each network which images it got right, tilted and upright, each (n,).
+        draws: Resamples.
+    """
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for place, name in enumerate(("accuracy_interval", "upright_accuracy_interval")):
+        mean = torch.stack([pair[place] for pair in rights]).double().mean(0)
+        picks = torch.randint(len(mean), (draws, len(mean)), generator=generator)
+        found[name] = (100 * mean[picks].mean(1)).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
+    return found
 
 
 def curve(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class Setting:
         seed: Seeds everything random.
         retrained: Returns the network that users would train instead, by name ("augmented", "last-layer").
         fits: Wrappers fitted so far: methods that differ in search or gate alone share one calibrator.
+        bundle: A folder that `ITS.save` wrote for the model, for the method of that name.
     """
 
     model: nn.Module
@@ -69,6 +71,7 @@ class Setting:
     seed: int = 0
     retrained: Callable[[str], nn.Module] | None = None
     fits: dict[Any, ITS] = field(default_factory=dict)
+    bundle: Path | None = None
 
 
 def _vanilla(setting: Setting) -> Predict:
@@ -154,6 +157,12 @@ def _retrained(name: str) -> Callable[[Setting], Predict]:
     return build
 
 
+def _bundle(setting: Setting) -> Predict:
+    if setting.bundle is None:
+        raise OptionError("bundle measures what headtilt fit wrote: give its folder with --bundle.")
+    return searching(ITS.load(setting.bundle, setting.model))
+
+
 def _joint(setting: Setting, **changes: Any) -> dict[str, Any]:
     return {**accurate(setting.levels), **changes}
 
@@ -171,6 +180,7 @@ METHODS: dict[str, Callable[[Setting], Predict]] = {
     "balanced-batch": _its(lambda setting: _joint(setting, calibrator="batch")),
     "augmented": _retrained("augmented"),
     "last-layer": _retrained("last-layer"),
+    "bundle": _bundle,
 }
 FITTED: dict[str, tuple[str, Callable[[Setting], dict[str, Any]]]] = {
     "bias": ("bias", _joint),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from headtilt.confidence import Confidence, Orbit, resolve
 from headtilt.errors import OptionError, ShapeError, at_least
 from headtilt.evidence import Evidence
-from headtilt.groups import Group, Reflection, decompose
+from headtilt.groups import FiniteGroup, Group, decompose
 from headtilt.plot.style import (
     BLUE,
     COLORMAP,
@@ -22,6 +23,7 @@ from headtilt.plot.style import (
     LINES,
     ORANGE,
     PALE,
+    PALETTE,
     VERMILION,
     Array,
     canvas,
@@ -47,9 +49,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+OTHERS = "others"
+
 
 def orbit(
-    robust: ITS, image: Tensor, group: Group | None = None, *, samples: int = 72, names: Sequence[str] | None = None
+    robust: ITS,
+    image: Tensor,
+    group: Group | None = None,
+    *,
+    samples: int = 72,
+    names: Sequence[str] | None = None,
+    within: Figure | None = None,
 ) -> Figure:
     """Return the confidence of one image along an orbit, by the paper's three measures, each scaled to 0 … 1.
 
@@ -61,6 +71,7 @@ def orbit(
         group: The group to walk along; None takes the first level of `robust`.
         samples: Views along the orbit; one more where a group that is not periodic needs an odd number.
         names: Class names, by label.
+        within: The part of a larger figure to draw in; None makes a figure.
     """
     at_least("samples", samples, 3)
     group = robust.plan.levels[0] if group is None else group
@@ -73,7 +84,7 @@ def orbit(
         return scaled(to_numpy(judged(seen.reshape(1, 1, len(grid)), Orbit(group, len(grid)))[0, 0]))
 
     best = int(judge(robust.plan.confidence).argmax())
-    figure = new_figure(8, 4.4)
+    figure = new_figure(8, 4.4) if within is None else within
     curve, strip, views = figure.subplots(3, 1, sharex=True, height_ratios=[3.2, 0.3, 0.9])
     for name, colour, line in zip(("energy", "bayesian", "group"), (BLUE, ORANGE, VERMILION), LINES, strict=False):
         values = judge(name)
@@ -87,7 +98,7 @@ def orbit(
     curve.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=8, borderaxespad=0.2)
     middles = (at[1:] + at[:-1]) / 2
     edges = np.concatenate([[2 * at[0] - middles[0]], middles, [2 * at[-1] - middles[-1]]])
-    label_strip(strip, edges, seen.labels.tolist(), names)
+    label_strip(strip, edges, seen.labels.tolist(), names, curve)
     views_at(views, at, view_pixels(robust, image, group.matrix(grid)), best)
     style_axes(views, xlabel=axis)
     views.set(xlim=edges[[0, -1]].tolist(), ylim=(0, 1), yticks=[])
@@ -119,8 +130,8 @@ def surface(
     at_least("samples", samples, 3)
     for group in (first, second):
         group.check_samples(samples)
-        if isinstance(group, Reflection):
-            raise OptionError("surface needs two continuous groups; reflection has four elements only. Use orbit.")
+        if isinstance(group, FiniteGroup):
+            raise OptionError(f"surface needs two continuous groups; {group.name} has four elements only. Use orbit.")
     poses = second.orbit(samples) @ first.orbit(samples)[:, None]
     seen = view_evidence(robust, image, poses.flatten(0, 1)).reshape(1, samples, samples)
     measure = resolve(confidence, getattr(robust.plan, "width", None))
@@ -154,6 +165,7 @@ def before_after(
     count: int = 8,
     names: Sequence[str] | None = None,
     truth: Tensor | Sequence[int] | None = None,
+    within: Figure | None = None,
 ) -> Figure:
     """Return inputs above their canonical images, with what the model alone and the search said of each.
 
@@ -162,6 +174,7 @@ def before_after(
         count: How many of its images to show, from the first; fewer where there are fewer.
         names: Class names, by label.
         truth: True labels; right answers are then marked ✓ in green and wrong ones ✗ in red.
+        within: The part of a larger figure to draw in; None makes a figure.
 
     Convention:
         ↻ and ↺ say how the input was turned, clockwise or counter-clockwise, to give the canonical image.
@@ -173,7 +186,7 @@ def before_after(
         raise OptionError(f"truth must hold a label for each of the {count} images shown; got {len(true)}.")
     width, height = thumb_size(result)
     pitch, drop, left = max(width, 0.8) + 0.18, height + 0.8, 1.05
-    figure, axes = canvas(left + count * pitch, drop + height + 0.4, 0.9)
+    figure, axes = canvas(left + count * pitch, drop + height + 0.4, 0.9, within)
     turns = decompose(result.pose[:count].double()).rotation.rad2deg().tolist()
     rows = (
         ("input", result.images, result.bare.argmax(1).tolist()),
@@ -194,22 +207,32 @@ def before_after(
     return figure
 
 
-def label_strip(axes: Axes, edges: Array, labels: list[int], names: Sequence[str] | None) -> None:
-    """Draw which label holds where along an orbit; a label too long for all of its stretches goes to a legend."""
+def label_strip(axes: Axes, edges: Array, labels: list[int], names: Sequence[str] | None, beside: Axes) -> None:
+    """Draw which label holds where along an orbit; one too long for all of its stretches goes to a legend `beside`.
+
+    As many labels as there are colours are told apart, those that hold longest; all others are grey.
+    """
     starts = [place for place in range(len(labels)) if place == 0 or labels[place] != labels[place - 1]]
-    colours = {label: hue(place) for place, label in enumerate(dict.fromkeys(labels))}
+    longest = {label for label, _ in Counter(labels).most_common(len(PALETTE))}
+    colours = {label: hue(place) for place, label in enumerate(dict.fromkeys(one for one in labels if one in longest))}
     unnamed: dict[str, Any] = {}
     for start, stop in zip(starts, [*starts[1:], len(labels)], strict=True):
-        low, high, word = edges[start], edges[stop], class_name(names, labels[start], 16)
-        bar = axes.barh(0, high - low, left=low, height=1, color=colours[labels[start]], ec="white", lw=1)
+        low, high = edges[start], edges[stop]
+        word = class_name(names, labels[start], 16) if labels[start] in colours else OTHERS
+        bar = axes.barh(0, high - low, left=low, height=1, color=colours.get(labels[start], PALE), ec="white", lw=1)
         unnamed.setdefault(word, bar)
-        if (high - low) / (edges[-1] - edges[0]) > 0.0115 * len(word):
+        if word != OTHERS and (high - low) / (edges[-1] - edges[0]) > 0.0115 * len(word):
             say(axes, (low + high) / 2, 0, word, 8, "white", weight="bold")
             unnamed[word] = None
     rest = {word: bar for word, bar in unnamed.items() if bar is not None}
     if rest:
-        where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1.4), "frameon": False, "fontsize": 7}
-        axes.legend(list(rest.values()), list(rest), **where)
+        from matplotlib.legend import Legend
+
+        where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False, "fontsize": 8}
+        legend = Legend(beside, list(rest.values()), list(rest), **where)
+        legend.set_clip_on(False)  # or else no room is made for it
+        beside.add_artist(legend)
+        legend.set_clip_path(None)
     style_axes(axes)
     axes.set(ylim=(-0.5, 0.5), yticks=[0], yticklabels=["label"])
 

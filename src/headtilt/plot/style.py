@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from headtilt.errors import MissingExtraError, OptionError
-from headtilt.groups import Group, Reflection
+from headtilt.groups import FiniteGroup, Group
 from headtilt.result import SearchResult
 from headtilt.warp import warp
 from headtilt.wrapper import ITS
@@ -29,6 +29,7 @@ INK, FAINT, PALE, BAND = "#222222", "#767676", "#B8BEC6", "#F3F4F6"
 VERMILION, BLUE, GREEN, ORANGE, PURPLE, SKY = PALETTE = "#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9"
 LINES = ("-", "--", "-.", ":")
 COLORMAP = "viridis"
+ELEMENTS = {"reflection": ("as is", "↔", "↕", "↔↕"), "quarter_turns": ("0°", "90°", "180°", "270°")}
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
@@ -56,9 +57,16 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
 
 
-def canvas(width: float, height: float, inches: float) -> tuple[Figure, Axes]:
-    """Return a figure with bare axes from (0, −height) to (width, 0), whose unit is that many inches."""
-    figure = new_figure(width * inches + 0.1, height * inches + 0.1)
+def canvas(width: float, height: float, inches: float, within: Figure | None = None) -> tuple[Figure, Axes]:
+    """Return a figure with bare axes from (0, −height) to (width, 0), whose unit is that many inches.
+
+    Args:
+        width: In units.
+        height: In units.
+        inches: Of a unit.
+        within: The part of a larger figure to draw in, at whatever size it has; None makes a figure.
+    """
+    figure = new_figure(width * inches + 0.1, height * inches + 0.1) if within is None else within
     axes = figure.add_subplot(xlim=(0, width), ylim=(-height, 0), aspect="equal", autoscale_on=False)
     axes.axis("off")
     return figure, axes
@@ -109,14 +117,14 @@ def natural(group: Group, parameters: Tensor) -> tuple[Array, str, Callable[[flo
         return np.degrees(values), "rotation (degrees, clockwise)", signed
     if group.name == "scale":
         return np.exp(values), "scale (factor)", lambda value: f"×{value:.2f}"
-    if isinstance(group, Reflection):
-        return values, group.name, lambda value: ("as is", "↔", "↕", "↔↕")[int(value)]
+    if isinstance(group, FiniteGroup):
+        return values, group_title(group), lambda value: ELEMENTS[group.name][int(value)]
     return values, group_title(group) + (" (half sides)" if group.name.startswith("translate") else ""), signed
 
 
 def natural_ticks(axes: Axes, at: Array, text: Callable[[float], str], group: Group) -> None:
     """Set ticks in the units that people read: degrees, factors, names of flips."""
-    if isinstance(group, Reflection):
+    if isinstance(group, FiniteGroup):
         axes.set_xticks(at)
     elif group.name == "rotation" and np.ptp(at) > 180:
         axes.set_xticks([tick for tick in range(-180, 181, 45) if at[0] <= tick <= at[-1]])

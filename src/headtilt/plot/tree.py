@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def tree(result: SearchResult, index: int = 0, *, names: Sequence[str] | None = None, max_views: int = 9) -> Figure:
+def tree(
+    result: SearchResult,
+    index: int = 0,
+    *,
+    names: Sequence[str] | None = None,
+    max_views: int = 9,
+    within: Figure | None = None,
+) -> Figure:
     """Return the search tree of one image: a row of views per level and hypothesis, from the input to the canonical.
 
     Frames show the confidence, scaled within each level. A bold outline and a badge mark the views that were kept;
@@ -46,11 +53,12 @@ def tree(result: SearchResult, index: int = 0, *, names: Sequence[str] | None = 
         index: Which of its images.
         names: Class names, by label.
         max_views: Views per row; those kept and the identity are always among them.
+        within: The part of a larger figure to draw in; None makes a figure.
     """
     at_least("max_views", max_views, 1)
     if not -len(result) <= index < len(result):
         raise OptionError(f"index must name one of the {len(result)} images; got {index}.")
-    return TreePicture(result, index % len(result), names, max_views).draw()
+    return TreePicture(result, index % len(result), names, max_views).draw(within)
 
 
 class TreePicture:
@@ -74,7 +82,7 @@ class TreePicture:
         # Six columns at least: the input's text and the colour bar lie side by side above them.
         self.right = self.left + self.pitch * max([6, *(len(shown) for _, _, shown, _ in self.rows)])
 
-    def draw(self) -> Figure:
+    def draw(self, within: Figure | None = None) -> Figure:
         """Return the figure: places first, since its height depends on them, then row by row."""
         tops, lows, before = [], [-max(self.height, 0.8) - 0.15], -1
         for depth, _, _, kept in self.rows:
@@ -82,7 +90,7 @@ class TreePicture:
             lows.append(tops[-1] - self.height - 0.42 - 0.13 * (len(kept) if depth + 1 < len(self.trace) else 1))
             before = depth
         end = lows[-1] - 0.4
-        figure, self.axes = canvas(self.right + self.gutter, max(self.height, 0.8) + 0.1 - end, 0.7)
+        figure, self.axes = canvas(self.right + self.gutter, max(self.height, 0.8) + 0.1 - end, 0.7, within)
         self._ends(end, [*tops, end][0])
         starts: list[dict[int, Start]] = [{} for _ in self.trace]
         for top, (depth, slot, shown, kept) in zip(tops, self.rows, strict=True):

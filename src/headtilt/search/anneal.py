@@ -9,7 +9,7 @@ import torch
 from headtilt.confidence import Confidence, resolve
 from headtilt.errors import OptionError, at_least, checked_seed, positive
 from headtilt.evidence import Evaluate, Evidence
-from headtilt.groups import Group, Reflection, check_levels
+from headtilt.groups import FiniteGroup, Group, check_levels
 from headtilt.result import Found
 from headtilt.search.joint import check_pointwise, harvest, join, judge, lattice, look, wrap
 
@@ -77,4 +77,4 @@ class Anneal:
 
 
 def _span(group: Group) -> float:
-    return 2.0 if isinstance(group, Reflection) else group.reach
+    return 2.0 if isinstance(group, FiniteGroup) else group.reach

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headtilt.confidence import Confidence, Orbit, resolve
 from headtilt.errors import OptionError, at_least
-from headtilt.evidence import Evaluate, Evidence, concatenate
-from headtilt.groups import Group, Reflection, check_levels
+from headtilt.evidence import Evaluate, Evidence, concatenate, everywhere
+from headtilt.groups import FiniteGroup, Group, check_levels, reflection
 from headtilt.result import Beam, Found, LatticeTrace, near_identity
 from headtilt.search.tree import judged, select
 
@@ -130,7 +130,7 @@ def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) ->
 
 def spread(group: Group, unit: Tensor) -> Tensor:
     """Return parameters for numbers in [0, 1); 1/2 is the identity."""
-    if isinstance(group, Reflection):
+    if isinstance(group, FiniteGroup):
         return torch.floor((unit + 0.5) % 1 * 4)
     return torch.where(unit < 0.5, (1 - 2 * unit) * group.low, (2 * unit - 1) * group.high)
 
@@ -148,7 +148,7 @@ def wrap(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
     columns = []
     for place, group in enumerate(levels):
         t = coordinates[..., place]
-        if isinstance(group, Reflection):
+        if isinstance(group, FiniteGroup):
             t = t.round() % 4
         elif group.periodic:
             t = (t - group.low) % (group.high - group.low) + group.low
@@ -160,33 +160,29 @@ def wrap(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
 
 def first_step(group: Group, count: int) -> float:
     """Return the first refinement step along a group after a lattice of `count` points."""
-    if isinstance(group, Reflection):
+    if isinstance(group, FiniteGroup):
         return 1.0
     return 2 * math.pi / max(count, 8) if group.periodic else group.reach / 3
 
 
 def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root: Evidence | None = None) -> Seen:
-    """Return the views at coordinates (B, V, L), or (1, V, L) for all images alike.
+    """Return the views at coordinates (B, V, L).
 
-    With a root, the view at V // 2 is the identity and inherits its evidence.
+    With a root they are (1, V, L) for all images alike, and the view at V // 2 is the identity and inherits its
+    evidence.
     """
-    batch, count = len(coordinates) if root is None else len(root.logits), coordinates.shape[1]
-    poses = matrices(levels, coordinates).expand(batch, -1, -1, -1)
-    coordinates = coordinates.expand(batch, -1, -1)
-    wanted = torch.ones(count, dtype=torch.bool, device=poses.device)
-    if root is not None:
-        wanted[count // 2] = False
-    fresh = poses[:, wanted]
-    if root is not None and not fresh.shape[1]:
-        return Seen(coordinates, poses, root.reshape(batch, 1))
-    index = torch.arange(batch, device=poses.device).repeat_interleave(fresh.shape[1])
-    found = evaluate(index, fresh.reshape(-1, 3, 3)).reshape(batch, -1)
-    if root is not None:
-        before, after = slice(None, count // 2), slice(count // 2, None)
-        found = concatenate(
-            [found.at(slice(None), before), root.reshape(batch, 1), found.at(slice(None), after)], dim=1
-        )
-    return Seen(coordinates, poses, found)
+    batch, count = (coordinates if root is None else root.logits).shape[0], coordinates.shape[1]
+    poses = matrices(levels, coordinates)
+    if root is None:
+        index = torch.arange(batch, device=poses.device).repeat_interleave(count)
+        return Seen(coordinates, poses, evaluate(index, poses.reshape(-1, 3, 3)).reshape(batch, count))
+    found, here = root.reshape(batch, 1), count // 2
+    if count > 1:
+        others = torch.cat([poses[0, :here], poses[0, here + 1 :]])
+        fresh = everywhere(evaluate, batch, others).reshape(batch, count - 1)
+        before, after = fresh.at(slice(None), slice(None, here)), fresh.at(slice(None), slice(here, None))
+        found = concatenate([before, found, after], dim=1)
+    return Seen(coordinates.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), found)
 
 
 def join(first: Seen, second: Seen) -> Seen:
@@ -202,13 +198,13 @@ def judge(measure: Confidence, seen: Seen) -> Tensor:
     """Return the confidence (B, V) of each view under a pointwise measure."""
     batch, views = seen.coordinates.shape[:2]
     active = torch.ones(batch, 1, dtype=torch.bool, device=seen.poses.device)
-    return judged(measure, seen.evidence.reshape(batch, 1, views), Orbit(Reflection(), views), active)[:, 0]
+    return judged(measure, seen.evidence.reshape(batch, 1, views), Orbit(reflection(), views), active)[:, 0]
 
 
 def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int) -> Found:
     """Return the best views as hypotheses, at most one per label, and the marginals over all of them."""
     chosen = select(confidence[:, None], seen.evidence.labels[:, None], keep)
-    rows, index = torch.arange(len(chosen), device=chosen.device)[:, None], chosen.clamp_min(0)
+    rows, index = torch.arange(chosen.shape[0], device=chosen.device)[:, None], chosen.clamp_min(0)
     taken = confidence[rows, index]
     logits = seen.evidence.logits
     close = near_identity(seen.poses)[..., None]

@@ -7,10 +7,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from headtilt.confidence import Confidence, Orbit, check_curvature, resolve
 from headtilt.errors import OptionError, at_least, checked_seed, one_of, positive
-from headtilt.evidence import Evaluate, Evidence
+from headtilt.evidence import Evaluate, Evidence, everywhere
 from headtilt.groups import Group, OneParameterGroup, check_levels, identity_index
 from headtilt.result import Beam, Found, LevelTrace, near_identity
 
@@ -98,13 +99,13 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
     trace = []
     for depth, group in enumerate(tree.levels):
         orbit = Orbit(group, len(group.grid(tree.samples)))
-        poses, evidence = expand(evaluate, beam, orbit)
+        poses, evidence = expand(evaluate, beam, orbit, alike=depth == 0)
         confidence = judged(measure, evidence, orbit, beam.active)
         here = identity_index(group, orbit.samples)
         scores = _accepted(tree, beam, confidence, here, depth)
         noise = _gumbel(scores, generator) * tree.temperature if tree.traversal == "boltzmann" else None
         chosen = select(scores if noise is None else scores + noise, evidence.labels, tree.hypotheses)
-        new = torch.arange(orbit.samples, device=confidence.device) != here
+        new = [sample for sample in range(orbit.samples) if sample != here]
         fresh, close = evidence.logits[:, :, new], near_identity(poses[:, :, new])
         marginal = torch.logaddexp(marginal, fresh.flatten(1, 2).logsumexp(1))
         near = torch.logaddexp(near, fresh.masked_fill(~close[..., None], float("-inf")).flatten(1, 2).logsumexp(1))
@@ -129,7 +130,7 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
 
 def root_beam(root: Evidence) -> Beam:
     """Return the beam (B, 1) that holds nothing but the identity."""
-    batch = len(root.logits)
+    batch = root.logits.shape[0]
     zeros = root.logits.new_zeros(batch, 1)
     return Beam(
         pose=torch.eye(3, dtype=root.logits.dtype, device=root.logits.device).expand(batch, 1, 3, 3),
@@ -140,19 +141,30 @@ def root_beam(root: Evidence) -> Beam:
     )
 
 
-def expand(evaluate: Evaluate, beam: Beam, orbit: Orbit) -> tuple[Tensor, Evidence]:
+def expand(evaluate: Evaluate, beam: Beam, orbit: Orbit, *, alike: bool = False) -> tuple[Tensor, Evidence]:
     """Return the poses (B, K, N, 3, 3) along each hypothesis's orbit, and their evidence (B, K, N, …).
 
     The identity sample is the hypothesis itself and inherits its evidence. Inactive slots get logits of −inf.
+
+    Args:
+        evaluate: What the classifier says of views.
+        beam: The hypotheses.
+        orbit: The group and its number of samples.
+        alike: Whether all images have the one hypothesis that holds nothing but the identity, so that they all go
+            through the same poses.
     """
     steps = orbit.group.orbit(orbit.samples).to(beam.pose)
     poses = steps @ beam.pose[:, :, None]
     here = identity_index(orbit.group, orbit.samples)
     new = [sample for sample in range(orbit.samples) if sample != here]
     batch, slots = beam.active.shape
-    rows = beam.active.flatten().nonzero()[:, 0]
-    index = (rows // slots).repeat_interleave(len(new))
-    seen = evaluate(index, poses.flatten(0, 1)[rows][:, new].reshape(-1, 3, 3)) if new else None
+    if alike:
+        rows = torch.arange(batch, device=poses.device)
+        seen = everywhere(evaluate, batch, steps[new]) if new else None
+    else:
+        rows = _occupied(beam.active.flatten())
+        index = (rows // slots).repeat_interleave(len(new))
+        seen = evaluate(index, poses.flatten(0, 1)[rows][:, new].reshape(-1, 3, 3)) if new else None
 
     def assemble(inherited: Tensor, found: Tensor | None, empty: float) -> Tensor:
         size = inherited.shape[-1]
@@ -160,13 +172,19 @@ def expand(evaluate: Evaluate, beam: Beam, orbit: Orbit) -> tuple[Tensor, Eviden
         whole[rows, here] = inherited.flatten(0, 1)[rows]
         if found is not None:
             whole[rows[:, None], torch.tensor(new, device=rows.device)] = found.reshape(-1, len(new), size)
-        return whole.reshape(batch, slots, orbit.samples, size)
+        whole = whole.reshape(batch, slots, orbit.samples, size)
+        return whole.masked_fill(~beam.active[..., None, None], empty)
 
     logits = assemble(beam.evidence.logits, seen.logits if seen else None, float("-inf"))
     features = beam.evidence.features
     if features is not None:
         features = assemble(features, seen.features if seen else None, 0.0)
     return poses, Evidence(logits, features)
+
+
+def _occupied(active: Tensor) -> Tensor:
+    """Return which slots to expand: those that hold a hypothesis; in a graph, whose shapes are fixed, all of them."""
+    return torch.arange(active.shape[0], device=active.device) if is_compiling() else active.nonzero()[:, 0]
 
 
 def select(scores: Tensor, labels: Tensor, keep: int) -> Tensor:
@@ -202,7 +220,9 @@ def rank(beam: Beam, ranking: str, support: Tensor) -> Beam:
     elif ranking == "support":
         # Ties in the count are decided by confidence, squashed so that it can never outweigh one view.
         key = support.gather(1, beam.labels) + beam.confidence.sigmoid() / 2
-    order = key.masked_fill(~beam.active, float("-inf")).argsort(dim=1, descending=True, stable=True)
+    key = key.masked_fill(~beam.active, float("-inf"))
+    # ONNX has no stable sort, but its top-k is one.
+    order = key.topk(key.shape[1]).indices if is_compiling() else key.argsort(dim=1, descending=True, stable=True)
     return take(beam, order)
 
 
@@ -215,7 +235,7 @@ def count_labels(labels: Tensor, classes: int, active: Tensor | None = None) -> 
         active: (B, K), which hypotheses count, for labels (B, K, N).
     """
     weights = torch.ones_like(labels) if active is None else active[..., None].expand(labels.shape).to(labels)
-    counts = torch.zeros(len(labels), classes, dtype=torch.long, device=labels.device)
+    counts = torch.zeros(labels.shape[0], classes, dtype=torch.long, device=labels.device)
     return counts.scatter_add_(1, labels.flatten(1), weights.flatten(1))
 
 
@@ -227,7 +247,7 @@ def judged(measure: Confidence, evidence: Evidence, orbit: Orbit, active: Tensor
         got = tuple(confidence.shape) if isinstance(confidence, Tensor) else type(confidence).__name__
         raise OptionError(f"confidence must return a tensor (B, K, N) = {tuple(expected)}; got {got}.")
     confidence = confidence.masked_fill(~active[..., None], float("-inf"))
-    if bool(confidence.isnan().any()):
+    if not is_compiling() and bool(confidence.isnan().any()):
         raise OptionError("confidence returned NaN. Check the measure on logits that are very large or −inf.")
     return confidence
 
@@ -257,7 +277,7 @@ def _descend(beam: Beam, poses: Tensor, evidence: Evidence, confidence: Tensor, 
     samples = confidence.shape[-1]
     candidates = Beam(
         pose=poses.flatten(1, 2),
-        evidence=evidence.reshape(len(chosen), -1),
+        evidence=evidence.reshape(chosen.shape[0], -1),
         confidence=scores.flatten(1),
         accumulated=(beam.accumulated[..., None] + confidence).flatten(1),
         active=beam.active.repeat_interleave(samples, dim=1),
@@ -268,7 +288,7 @@ def _descend(beam: Beam, poses: Tensor, evidence: Evidence, confidence: Tensor, 
 
 def take(beam: Beam, index: Tensor) -> Beam:
     """Return the hypotheses (B, K′) at `index` of each image's candidates."""
-    rows = torch.arange(len(index), device=index.device)[:, None]
+    rows = torch.arange(index.shape[0], device=index.device)[:, None]
     return Beam(
         pose=beam.pose[rows, index],
         evidence=beam.evidence.at(rows, index),

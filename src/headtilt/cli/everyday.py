@@ -1,0 +1,288 @@
+"""Commands for everyday use: ``classify``, ``explain``, ``canonicalise``, ``fit``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headtilt.cli.app import Device, Seed, app, progress
+from headtilt.cli.options import EXIT_CODES, Batch, Bundle, Files, Levels, Preset, Size, Spec, opened_model
+from headtilt.errors import DataError, OptionError, one_of
+
+if TYPE_CHECKING:
+    from headtilt.adapters.images import Survey
+    from headtilt.apps.rows import Row
+
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON list with one object per image.")]
+FIT_IMAGES = 1000
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt classify cup.jpg --model hf:google/vit-base-patch16-224\n\n"
+    "[dim]$[/dim] headtilt classify photos/ 'more/*.png' --model onnx:net.onnx --bundle robust --json\n\n"
+    f"{EXIT_CODES} Ctrl-C leaves the answers that were ready."
+)
+def classify(
+    files: Files,
+    model: Spec,
+    bundle: Bundle = None,
+    levels: Levels = None,
+    preset: Preset = None,
+    topk: Annotated[int, typer.Option("--topk", min=1, help="How many labels to give for each image.")] = 1,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of the table.")] = False,
+    as_json: Json = False,
+    device: Device = "auto",
+    size: Size = None,
+    batch: Batch = 32,
+) -> None:
+    """Say what images show, however they are tilted, and how they are tilted."""
+    from headtilt.apps.rows import classify as answers
+
+    if as_csv and as_json:
+        raise OptionError("--csv and --json exclude each other. Leave one of them out.")
+    found = _survey(files)
+    robust = opened_model(model, bundle, levels, preset, size, device)
+    rows: list[Row] = []
+    try:
+        with progress() as tell:
+            tell("classifying", 0, len(found.paths))
+            for row in answers(robust, robust.adapted, found.paths, batch=batch, topk=topk):
+                rows.append(row)
+                tell("classifying", len(rows), len(found.paths))
+    finally:  # also after Ctrl-C: what is done stays done
+        if as_json:
+            sys.stdout.write(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
+        elif as_csv:
+            _write_csv(rows)
+        else:
+            _print_table(rows, topk)
+    _conclude(rows, found)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt explain cup.jpg --model hf:google/vit-base-patch16-224 --out tree.png\n\n"
+    "[dim]$[/dim] headtilt explain cup.jpg --model hf:FOLDER --bundle robust --out answer.svg"
+)
+def explain(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An image.")],
+    model: Spec,
+    out: Annotated[Path, typer.Option("--out", help="Picture to write, .png or .svg.")] = Path("explained.png"),
+    bundle: Bundle = None,
+    levels: Levels = None,
+    preset: Preset = None,
+    device: Device = "auto",
+    size: Size = None,
+) -> None:
+    """Draw why an image got its answer: before and after, its orbit, and the search."""
+    from headtilt import plot
+
+    one_of("out", out.suffix.lower(), (".png", ".svg"))
+    plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
+    robust = opened_model(model, bundle, levels, preset, size, device)
+    result = robust.search(robust.read(file))
+    path = plot.save(plot.explain(robust, result, names=robust.names, title=_shown(file.name)), out)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(escape(result.describe(0, names=robust.names)))
+    console.print(f"[dim]wrote[/dim] {escape(str(path))}")
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt canonicalise photos/ --model hf:FOLDER --bundle robust --out upright\n\n"
+    "[dim]$[/dim] headtilt canonicalise scans/*.png --model onnx:pages.onnx --preset documents --out upright\n\n"
+    f"{EXIT_CODES} Files that exist are never replaced without --force, and originals not even with it."
+)
+def canonicalise(
+    files: Files,
+    model: Spec,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the copies go.")],
+    bundle: Bundle = None,
+    levels: Levels = None,
+    preset: Preset = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    as_json: Json = False,
+    device: Device = "auto",
+    size: Size = None,
+    batch: Batch = 32,
+) -> None:
+    """Write upright copies of images, at their own resolution; what is upright already is copied as it is."""
+    from dataclasses import replace
+
+    from headtilt.apps.canonical import targets, write_upright
+    from headtilt.apps.rows import answers
+
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"out must be a folder; {out} is a file.")
+    found = _survey(files)
+    places = targets(found, out)
+    robust = opened_model(model, bundle, levels, preset, size, device)
+    written: list[tuple[Row, Path | None]] = []
+    try:
+        with progress() as tell:
+            tell("turning upright", 0, len(places))
+            for answer, (source, target) in zip(
+                answers(robust, robust.adapted, places, batch=batch), places.items(), strict=True
+            ):
+                row, path = answer.row, None
+                if answer.pose is not None:
+                    try:
+                        path = write_upright(source, target, answer.pose, robust.adapted, force=force)
+                    except (DataError, OSError) as error:
+                        row = replace(row, error=str(error))
+                written.append((row, path))
+                tell("turning upright", len(written), len(places))
+    finally:
+        if as_json:
+            listed = [{**row.as_dict(), "out": None if path is None else str(path)} for row, path in written]
+            sys.stdout.write(json.dumps(listed, indent=1) + "\n")
+        else:
+            _print_written(written)
+    _conclude([row for row, _ in written], found)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt fit upright-photos/ --model hf:FOLDER --levels rotation --out robust\n\n"
+    "[dim]$[/dim] headtilt classify tilted/ --model hf:FOLDER --bundle robust"
+)
+def fit(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Upright images; no labels are needed.")],
+    model: Spec,
+    out: Annotated[Path, typer.Option("--out", metavar="BUNDLE", help="Folder for the bundle.")],
+    levels: Levels = None,
+    preset: Annotated[str, typer.Option(help="accurate, or fast: a quarter of the views.")] = "accurate",
+    method: Annotated[str, typer.Option(help="head (best), balance (quickest), prototypes, neighbours.")] = "head",
+    promise: Annotated[
+        float, typer.Option(help="Points of upright accuracy that the search may cost; negative: no gate.")
+    ] = 0.5,
+    refine: Annotated[int, typer.Option(min=0, help="Rounds of refining the best poses, within the same views.")] = 0,
+    images: Annotated[int, typer.Option(min=10, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Most rounds of training a head.")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
+    seed: Seed = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that exists.")] = False,
+    device: Device = "auto",
+    size: Size = None,
+) -> None:
+    """Learn from unlabelled upright images what upright looks like to a model, and write it to a bundle.
+
+    The model itself never changes. Photographs are read larger than the model sees them, so that tilting them leaves
+    no empty corners.
+    """
+    from headtilt.apps.fitting import Fitting
+
+    one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
+    one_of("preset", preset, ("accurate", "fast"))
+    if (out / "headtilt.json").exists() and not force:
+        raise OptionError(f"{out} holds a bundle already; --force replaces it.")
+    found = _survey([str(folder)])
+    robust = opened_model(model, None, levels or "rotation", preset, size, device, rounds=refine)
+    fitting = Fitting(method, None if promise < 0 else promise, images, rounds, hidden, seed)
+    with progress() as tell:
+        broken = fitting.run(robust, found.paths, tell)
+    robust.save(out)
+    console = Console(highlight=False, soft_wrap=True)
+    for name, value in robust.report.items():
+        if isinstance(value, (int, float, str)):
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            console.print(f"[dim]{escape(name.replace('_', ' '))}[/dim] {escape(shown)}")
+    console.print(f"[dim]wrote[/dim] {escape(str(out))}")
+    for sentence in broken:
+        _aside(sentence)
+
+
+def _survey(files: list[str]) -> Survey:
+    from headtilt.adapters.images import survey
+
+    found = survey(files)
+    if not found.paths:
+        raise OptionError(f"no images were found in {', '.join(files)}.")
+    return found
+
+
+def _conclude(rows: list[Row], found: Survey) -> None:
+    """Say on stderr what went wrong, and leave with exit code 1 where anything did."""
+    if found.passed_over:
+        kinds = Counter(path.suffix.lower() or "no suffix" for path in found.passed_over)
+        listed = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(6))
+        _aside(f"{len(found.passed_over)} files passed over that are not named as images: {listed}.")
+    failed = [row for row in rows if row.error is not None]
+    if failed:
+        _aside(f"{len(failed)} of {len(rows)} files failed.")
+        raise typer.Exit(1)
+
+
+def _aside(sentence: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[yellow]note:[/yellow] {escape(_shown(sentence))}")
+
+
+def _shown(text: str) -> str:
+    """Return text that can be printed, whatever bytes a file name was made of."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _write_csv(rows: list[Row]) -> None:
+    from headtilt.apps.rows import COLUMNS
+
+    best = max((len(row.top or ()) for row in rows), default=0)
+    ranks = [f"{word}_{rank}" for rank in range(2, best + 1) for word in ("label", "score")]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*COLUMNS, *ranks])
+    for row in rows:
+        values = [row.as_dict()[name] for name in COLUMNS]
+        more = [part for pair in (row.top or ())[1:] for part in pair]
+        writer.writerow([_shown(value) if isinstance(value, str) else value for value in [*values, *more]])
+
+
+def _tilt(row: Row) -> str:
+    """Return a tilt in few characters."""
+    if row.rotation_deg is None or row.scale is None or row.shear is None:
+        return ""
+    parts = [f"{row.rotation_deg:+.0f}°".replace("-", "−")]
+    parts += [f"×{row.scale:.2f}"] if abs(row.scale - 1) >= 0.005 else []
+    parts += [f"shear {row.shear:+.2f}".replace("-", "−")] if abs(row.shear) >= 0.005 else []
+    return " ".join(parts)
+
+
+def _print_table(rows: list[Row], topk: int) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("image", overflow="fold")
+    table.add_column("label", overflow="fold")
+    for name in ("score", "tilt", "views"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        if row.error is not None:
+            table.add_row(escape(_shown(row.path)), f"[red]{escape(_shown(row.error))}[/red]")
+            continue
+        top = (row.top or ((row.label or "", row.score or 0.0),))[:topk]
+        kept = " [dim]kept[/dim]" if row.gated else ""
+        table.add_row(
+            escape(_shown(row.path)),
+            "\n".join(escape(label) for label, _ in top),
+            "\n".join(f"{score:.1%}" for _, score in top),
+            _tilt(row) + kept,
+            str(row.views),
+        )
+    Console(highlight=False).print(table)
+
+
+def _print_written(written: list[tuple[Row, Path | None]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("image", overflow="fold")
+    table.add_column("tilt", justify="right", no_wrap=True)
+    table.add_column("copy", overflow="fold")
+    for row, path in written:
+        error = f"[red]{escape(_shown(row.error or ''))}[/red]"
+        table.add_row(escape(_shown(row.path)), _tilt(row), error if path is None else escape(_shown(str(path))))
+    Console(highlight=False).print(table)

@@ -1,0 +1,125 @@
+"""Options that all commands about one's own model and images share, and what they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headtilt.errors import OptionError
+
+if TYPE_CHECKING:
+    from headtilt.groups import Group
+    from headtilt.pretrained import Pretrained
+
+SCHEMES = ("hf:", "timm:", "torchvision:", "onnx:", "pt2:", "zoo:", "python:")
+PRESETS = ("fast", "accurate", "documents")
+EXIT_CODES = "Exit codes: 0 all well, 1 some files failed, 2 nothing could be done, 130 interrupted."
+
+
+def _schemes(incomplete: str) -> list[str]:
+    """Complete the beginning of a model's name."""
+    from headtilt.models.zoo import SHAPES
+
+    known = [*SCHEMES[:-2], *(f"zoo:{name}" for name in SHAPES), SCHEMES[-1]]
+    return [word for word in known if word.startswith(incomplete)]
+
+
+def _levels(incomplete: str) -> list[str]:
+    """Complete the last of several levels."""
+    done, comma, last = incomplete.rpartition(",")
+    return [done + comma + name for name in LEVELS if name.startswith(last)]
+
+
+def _presets(incomplete: str) -> list[str]:
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+LEVELS = ("rotation", "scale", "shear", "shear_x", "shear_y", "translate_x", "translate_y", "reflection")
+Files = Annotated[
+    list[str], typer.Argument(metavar="FILE...", help="Images, folders (searched to the bottom), quoted globs.")
+]
+Spec = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="SPEC",
+        autocompletion=_schemes,
+        help="hf:NAME, timm:NAME, torchvision:NAME, onnx:FILE, pt2:FILE, zoo:NAME or python:MODULE:FUNCTION.",
+    ),
+]
+Bundle = Annotated[
+    Path | None,
+    typer.Option("--bundle", metavar="FOLDER", help="What `headtilt fit` wrote for this model; brings its levels."),
+]
+Levels = Annotated[
+    str | None,
+    typer.Option(
+        "--levels",
+        autocompletion=_levels,
+        help=f"What to search, by commas: {', '.join(LEVELS)}; rotation unless said.",
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", autocompletion=_presets, help="fast, accurate or documents, in place of the plain search tree."
+    ),
+]
+Size = Annotated[int | None, typer.Option("--size", min=1, help="Side of the square that the model sees.")]
+Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per search.")]
+
+
+def groups(names: str | None) -> list[Group] | None:
+    """Return the groups that names, divided by commas, stand for; None where none are named."""
+    from headtilt import groups as known
+
+    if names is None:
+        return None
+    words = [word.strip() for word in names.split(",") if word.strip()]
+    for word in words:
+        if word not in LEVELS:
+            raise OptionError(f"levels must be among {', '.join(LEVELS)}, divided by commas; got {word!r}.")
+    if not words:
+        raise OptionError(f"levels must name at least one of {', '.join(LEVELS)}.")
+    return [getattr(known, word)() for word in words]
+
+
+def preset_options(name: str | None, levels: list[Group] | None) -> dict[str, Any]:
+    """Return the options of `ITS` that a preset and levels stand for."""
+    from headtilt import presets
+    from headtilt.groups import rotation
+
+    if name is None:
+        return {} if levels is None else {"levels": levels}
+    make = getattr(presets, name, None) if name in PRESETS else None
+    if make is None:
+        known = [one for one in PRESETS if hasattr(presets, one)]
+        raise OptionError(f"preset must be one of {', '.join(known)}; got {name!r}.")
+    if name == "documents":
+        if levels is not None:
+            raise OptionError("levels must be left out with --preset documents, which turns by 90° and nothing else.")
+        return dict(make())
+    return dict(make([rotation()] if levels is None else levels))
+
+
+def opened_model(
+    spec: str,
+    bundle: Path | None,
+    levels: str | None,
+    preset: str | None,
+    size: int | None,
+    device: str,
+    **more: Any,
+) -> Pretrained:
+    """Return the model of a command line with the search around it; `more` are options of `ITS`."""
+    from headtilt.adapters import door
+    from headtilt.experiments.report import calm_threads, resolve_device
+    from headtilt.pretrained import wrapped
+
+    calm_threads()
+    if bundle is not None and (levels is not None or preset is not None):
+        raise OptionError("--levels and --preset come with --bundle. Leave them out, or fit another bundle.")
+    options = {**preset_options(preset, groups(levels)), **more}
+    return wrapped(door.load(spec, device=resolve_device(device), size=size), bundle=bundle, **options)
