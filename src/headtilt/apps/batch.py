@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headtilt.adapters import Adapted
-from headtilt.adapters.images import MOST_PIXELS, prepare, read
+from headtilt.adapters.images import square_of
 from headtilt.apps.batch_plan import Job, Run, alone, plan, write_rows
 from headtilt.apps.rows import Row, rows_of
 from headtilt.apps.sources import Input, payloads
@@ -25,7 +24,6 @@ from headtilt.errors import DataError
 from headtilt.wrapper import ITS
 
 AHEAD = 4  # batches that are decoded while one is searched
-ADDRESS = re.compile(r" ?<[^<>]* object at 0x[0-9a-f]+>")
 Tell = Callable[[str, int, int], None]
 
 
@@ -126,18 +124,9 @@ def ready(path: str, payload: bytes | Path | DataError, adapted: Adapted) -> tup
     if isinstance(payload, DataError):
         return path, payload
     try:
-        return path, square(read(payload), adapted)
+        return path, square_of(payload, adapted)
     except DataError as error:
-        # Pillow names the object in memory that it read from, which would make each run's rows its own.
-        return path, DataError(ADDRESS.sub("", str(error)))
-
-
-def square(image: Tensor, adapted: Adapted) -> Tensor:
-    """Return the square that the model sees; an image so thin that it would fill memory when resized is refused."""
-    short, long = sorted(image.shape[-2:])
-    if long / short * adapted.resize**2 > MOST_PIXELS:
-        raise DataError(f"the image has {image.shape[-1]}×{image.shape[-2]} pixels, which is too thin to be resized.")
-    return prepare(image, adapted)
+        return path, error
 
 
 def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None = None, tell: Tell | None = None) -> Run:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from headtilt import plot
-from headtilt.adapters.images import read
-from headtilt.apps.batch import ADDRESS, square
+from headtilt.adapters.images import square_of
 from headtilt.apps.playground_html import CSS, HEADER, alert, cards_html, cards_of, figure_html, picture_of
 from headtilt.apps.playground_methods import Example, Stage, walking
 from headtilt.errors import DataError, MissingExtraError
@@ -86,9 +85,9 @@ class Play:
             return before, alert(""), 0, 1, 0
         name = Path(path).name
         try:
-            image = square(read(path, most_pixels=MOST_PIXELS), self.stage.adapted)
+            image = square_of(Path(path), self.stage.adapted, most_pixels=MOST_PIXELS)
         except DataError as error:
-            said = ADDRESS.sub("", str(error)).replace(path, name)
+            said = str(error).replace(path, name)
             return before, alert(f"{said} Try a PNG or JPEG file."), 0, 1, 0
         return Example(image, name), alert(""), 0, 1, 0
 

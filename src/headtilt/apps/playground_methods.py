@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from headtilt.adapters import Adapted, door
-from headtilt.adapters.images import find, read
-from headtilt.apps.batch import square
+from headtilt.adapters.images import find, square_of
 from headtilt.calibrate import HeadRecipe
 from headtilt.data import load as load_data
 from headtilt.errors import DataError, OptionError
@@ -149,7 +148,7 @@ def _pictures(folder: Path, adapted: Adapted) -> list[Example]:
     found = []
     for path in paths[:: max(1, len(paths) // MOST_EXAMPLES)][:MOST_EXAMPLES]:
         with suppress(DataError):  # one that cannot be read is no example
-            found.append(Example(square(read(path), adapted), path.name, names.get(path.parent.name.lower())))
+            found.append(Example(square_of(path, adapted), path.name, names.get(path.parent.name.lower())))
     return found
 
 

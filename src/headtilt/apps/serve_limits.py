@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from headtilt.adapters import Adapted
-from headtilt.adapters.images import read
-from headtilt.apps.batch import square
+from headtilt.adapters.images import square_of
 from headtilt.errors import DataError, at_least, positive
 
 # The formats that cameras, scanners and browsers write; Pillow knows many more, some of which run other programs.
@@ -129,7 +128,7 @@ def decoded(content: bytes, adapted: Adapted, limits: Limits) -> Tensor:
     if image.width * image.height > limits.pixels:
         raise RefusedError(413, f"an image may have at most {limits.pixels:,} pixels.")
     try:
-        return square(read(image), adapted)
+        return square_of(image, adapted, most_pixels=limits.pixels)
     except DataError as error:
         raise RefusedError(422, "the image is broken or cannot be resized.") from error
 
