@@ -207,7 +207,7 @@ def draw(report: Report) -> dict[str, Figure]:
                 chain[order]: {name: found[f"{name}: accuracy"] for name in SEARCHES}
                 for order, found in entry["orders"].items()
             }),
-            ("two levels, right and wrong order", {
+            ("two levels, both orders", {
                 f"{pair},\n{which}": {name: found[f"{name}: {which}"] for name in SEARCHES}
                 for pair, found in entry["pairs"].items() for which in ("right order", "wrong order")
             }),
@@ -235,6 +235,12 @@ def draw(report: Report) -> dict[str, Figure]:
             )
             axes.set(xlim=(0, 100), ylim=(len(bars) - 0.5, -0.5))
             axes.set_yticks(range(len(bars)), list(bars), fontsize=7.5)
+    shares = [
+        f"{WORDS.get(dataset, dataset)} {entry['orbit']['commonest label']['mean']:.0f} %"
+        for dataset, entry in report["results"].items()
+    ]
+    said = f"views of a full turn that share the commonest label: {', '.join(shares)}"
+    figure.suptitle(said, fontsize=9.5, x=0.01, ha="left")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(list(unique.values()), [f"{name} confidence" for name in unique], loc="outside lower center",
