@@ -71,7 +71,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
         for shear in shears
         for seed in range(size.networks)
     }
-    found = store.gather(jobs)
+    found = store.within(datasets[0]).gather(jobs)
     points = [
         [
             pooled([found[f"shear {shear:+.3f}", f"network {seed}"][column] for seed in range(size.networks)])

@@ -59,7 +59,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
         for group in GROUPS
         for seed in range(size.networks)
     }
-    found = store.gather(jobs)
+    found = store.within(datasets[0]).gather(jobs)
     results: dict[str, Any] = {}
     for group in GROUPS:
         networks = [found[group, f"network {seed}"] for seed in range(size.networks)]

@@ -73,7 +73,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
         "surface": partial(surface, study, size, datasets[0]),
         "algorithm": partial(algorithm, study, size, datasets[0]),
     }
-    found = store.gather(jobs)
+    found = store.within(datasets[0]).gather(jobs)
     try:
         model = Lazy(model_spec(study), study.device)
         found |= store.gather(

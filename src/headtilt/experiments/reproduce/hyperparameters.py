@@ -68,7 +68,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
     for samples in size.samples:
         for kept in size.hypotheses:
             jobs["cell", str(samples), str(kept)] = partial(cell, study, size, second, samples, kept)
-    found = store.gather(jobs)
+    found = store.within(first, second).gather(jobs)
     accuracy = {name: [found["passes", name, f"run {run}"] for run in range(size.runs)] for name in PASSES}
     gains = {
         f"{low} to {high}": spread(

@@ -72,7 +72,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
     }
     jobs["transitions", ""] = partial(transitions, study, size, datasets[0])
     jobs["densities", ""] = partial(densities, study, size, datasets[0])
-    found = store.gather(jobs)
+    found = store.within(datasets[0]).gather(jobs)
     accuracy = {name: spread([found["walk", name, f"network {seed}"] for seed in seeds]) for name in walks}
     results = {"walks": accuracy, "transitions": found["transitions", ""], "densities": found["densities", ""]}
     stochastic = max(accuracy[name]["mean"] for name in walks[1:])
@@ -114,7 +114,8 @@ def walk(study: Study, size: Size, dataset: str, name: str, seed: int) -> float:
 
             confidence = group(evidence, orbit)
             known = confidence.masked_fill(~confidence.isfinite(), float("nan"))
-            return confidence / (known - known.nanmean(-1, keepdim=True)).square().nanmean(-1, keepdim=True).sqrt()
+            deviation = (known - known.nanmean(-1, keepdim=True)).square().nanmean(-1, keepdim=True).sqrt()
+            return confidence / deviation.clamp_min(1e-12)
 
         heat = float(name.removeprefix("T = "))
         options = {"traversal": "boltzmann", "temperature": heat, "confidence": scaled, "ranking": "energy"}
@@ -230,4 +231,4 @@ def ticks(group: str, parameters: list[float]) -> list[str]:
         return [f"{math.degrees(value):.0f}°".replace("-", "−") for value in parameters]
     if group == "scale":
         return [f"×{math.exp(value):.2f}" for value in parameters]
-    return [f"{value:+.2f}".replace("-", "−") for value in parameters]
+    return [f"{value:+.2f}".replace("-", "−").replace("+0.00", "0") for value in parameters]

@@ -20,6 +20,7 @@ from headtilt.search.tree import count_labels
 from headtilt.wrapper import ITS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
 
@@ -195,48 +196,62 @@ def verdict(entry: dict[str, Any]) -> dict[str, Any]:
 
 def draw(report: Report) -> dict[str, Figure]:
     """Return accuracy by order, pairs, and what becomes of the leader of level 1, a row for each data set."""
-    from headtilt.plot.style import BLUE, ORANGE, new_figure, say, style_axes
+    from headtilt.plot.style import new_figure, style_axes
 
-    figure = new_figure(10, 0.6 + 2.7 * len(report["results"]))
-    grid = figure.subplots(len(report["results"]), 3, squeeze=False, width_ratios=[1.5, 1.2, 1])
-    colours = {"group": BLUE, "energy": ORANGE}
-    for row, (dataset, entry) in enumerate(report["results"].items()):
-        chain = {order: order.replace("→", " → ") for order in entry["orders"]}
-        panels = (
-            ("levels from the root down", {
-                chain[order]: {name: found[f"{name}: accuracy"] for name in SEARCHES}
-                for order, found in entry["orders"].items()
-            }),
-            ("two levels, right and wrong order", {
-                f"{pair},\n{which}": {name: found[f"{name}: {which}"] for name in SEARCHES}
-                for pair, found in entry["pairs"].items() for which in ("right order", "wrong order")
-            }),
-            ("leaders of level 1", {
-                word: {name: entry["orders"]["rotation→scale→shear"][f"{name}: {what}"] for name in SEARCHES}
-                for what, word in (
-                    ("reinforced", "wrong,\nreinforced"), ("mended", "wrong,\nmended"), ("lost", "right,\nlost")
-                )
-            }),
-        )  # fmt: skip
-        for column, (title, bars) in enumerate(panels):
+    results = report["results"]
+    figure = new_figure(10, 0.6 + 2.7 * len(results))
+    grid = figure.subplots(len(results), 3, squeeze=False, width_ratios=[1.5, 1.2, 1])
+    marks: dict[str, Any] = {}
+    for row, (dataset, entry) in enumerate(results.items()):
+        for column, (title, bars) in enumerate(panels(entry).items()):
             axes = grid[row, column]
-            for place, (_, values) in enumerate(bars.items()):
-                for number, name in enumerate(SEARCHES):
-                    mean, std = values[name]["mean"], values[name]["std"]
-                    y = place + (number - 0.5) * 0.36
-                    if mean is not None:
-                        axes.barh(y, mean, height=0.34, color=colours[name], label=name, zorder=2)
-                        axes.errorbar(mean, y, xerr=std, color="#222222", lw=0.9, capsize=2, zorder=3)
-                        say(axes, 1.02, y, f"{mean:.0f}", 7, ha="left", transform=axes.get_yaxis_transform())
+            marks |= pairs_of_bars(axes, bars)
             head = f"{WORDS.get(dataset, dataset)}: {title}" if column == 0 else title
-            last = row == len(report["results"]) - 1
-            style_axes(
-                axes, title=head, xlabel=("accuracy (%)" if column < 2 else "share (%)") if last else "", grid="x"
-            )
-            axes.set(xlim=(0, 100), ylim=(len(bars) - 0.5, -0.5))
+            below = "accuracy (%)" if column < 2 else "share (%)"
+            style_axes(axes, title=head, xlabel=below if row == len(results) - 1 else "", grid="x")
             axes.set_yticks(range(len(bars)), list(bars), fontsize=7.5)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(list(unique.values()), [f"{name} confidence" for name in unique], loc="outside lower center",
-                  ncols=2, frameon=False, fontsize=9)  # fmt: skip
+    shares = [
+        f"{WORDS.get(dataset, dataset)} {entry['orbit']['commonest label']['mean']:.0f} %"
+        for dataset, entry in results.items()
+    ]
+    said = f"views of a full turn that share the commonest label: {', '.join(shares)}"
+    figure.suptitle(said, fontsize=9.5, x=0.01, ha="left")
+    figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return {NAME: figure}
+
+
+def panels(entry: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what the three panels of a data set show: mean and spread by row and by search."""
+    standard = entry["orders"]["rotation→scale→shear"]
+    fates = {"reinforced": "wrong,\nreinforced", "mended": "wrong,\nmended", "lost": "right,\nlost"}
+    return {
+        "levels from the root down": {
+            order.replace("→", " → "): {name: found[f"{name}: accuracy"] for name in SEARCHES}
+            for order, found in entry["orders"].items()
+        },
+        "two levels, both orders": {
+            f"{pair},\n{which}": {name: found[f"{name}: {which}"] for name in SEARCHES}
+            for pair, found in entry["pairs"].items()
+            for which in ("right order", "wrong order")
+        },
+        "leaders of level 1": {
+            word: {name: standard[f"{name}: {what}"] for name in SEARCHES} for what, word in fates.items()
+        },
+    }
+
+
+def pairs_of_bars(axes: Axes, bars: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Draw a bar for each search in each row; return one of each for a legend."""
+    from headtilt.plot.style import BLUE, INK, ORANGE, say
+
+    marks: dict[str, Any] = {}
+    for place, values in enumerate(bars.values()):
+        for number, (name, colour) in enumerate(zip(SEARCHES, (BLUE, ORANGE), strict=True)):
+            mean, std = values[name]["mean"], values[name]["std"]
+            y = place + (number - 0.5) * 0.36
+            if mean is not None:
+                marks[f"{name} confidence"] = axes.barh(y, mean, height=0.34, color=colour, zorder=2)
+                axes.errorbar(mean, y, xerr=std, color=INK, lw=0.9, capsize=2, zorder=3)
+                say(axes, 1.02, y, f"{mean:.0f}", 7, ha="left", transform=axes.get_yaxis_transform())
+    axes.set(xlim=(0, 100), ylim=(len(bars) - 0.5, -0.5))
+    return marks

@@ -80,7 +80,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
         for name in ROWS
         for seed in range(size.networks)
     }
-    found = store.gather(jobs)
+    found = store.within(datasets[0]).gather(jobs)
     networks = {name: [found[name, f"network {seed}"] for seed in range(size.networks)] for name in ROWS}
     results = {
         name: {

@@ -73,7 +73,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
                 jobs[device, factor, str(value)] = partial(
                     searched, study, size, datasets[0], device, images, {**STANDARD, factor: value}
                 )
-    found = store.gather(jobs)
+    found = store.within(datasets[0]).gather(jobs)
     results = {
         device: {
             "images": images,
@@ -174,6 +174,8 @@ def draw(report: Report) -> dict[str, Figure]:
         style_axes(axes, title=label, xlabel=fixed, grid="y")
         axes.set_xticks(range(len(entry[factor])), list(entry[factor]))
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.tick_params(which="minor", length=0)
     style_axes(panels[0], title=words["depth"], xlabel=panels[0].get_xlabel(), ylabel="ms per image", grid="y")
     handles, labels = panels[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))

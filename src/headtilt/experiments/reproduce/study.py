@@ -113,6 +113,10 @@ class Store:
             found[key] = read_json(path) if path.exists() else self._do(path, job)
         return found
 
+    def within(self, *names: str) -> Store:
+        """Return the store of a part of the work, such as that on one data set."""
+        return Store(self.folder / "+".join(names), self._tell)
+
     def clear(self) -> None:
         """Forget everything."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -134,7 +138,6 @@ def reproduce(item: Item, study: Study) -> list[Path]:
     settings = {
         "quick": study.quick,
         "device": study.device.partition(":")[0],
-        "datasets": study.datasets,
         "model": study.model,
         "sizes": asdict(size),
     }
@@ -143,6 +146,7 @@ def reproduce(item: Item, study: Study) -> list[Path]:
         "name": item.NAME,
         "title": item.TITLE,
         **settings,
+        "datasets": study.datasets,
         **item.measure(study, size, store),
         "paper": item.PAPER,
         **metadata(study.command),

@@ -340,6 +340,7 @@ def draw(report: Report) -> dict[str, Figure]:
     names = list(dict.fromkeys(name for entry in report["results"].values() for name in entry["each"]))
     nothing = {"mean": None, "std": None}
     figure = new_figure(2.2 + 3.1 * len(datasets), 1.5 + 0.48 * len(names))
+    figure.set_layout_engine("constrained", w_pad=0.1)
     grid = figure.subplots(2, len(datasets), squeeze=False)
     marks: dict[str, Any] = {}
     for column, dataset in enumerate(datasets):
