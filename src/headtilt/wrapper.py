@@ -29,7 +29,7 @@ from headtilt.warp import Interpolation, Padding, check_images, padding_values
 
 log = logging.getLogger("headtilt")
 # Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
-BLOCK_ELEMENTS = 2**24
+BLOCK_ELEMENTS = 2**19
 BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
 PLANS: dict[str, type[Tree] | type[Joint] | type[Anneal]] = {"tree": Tree, "joint": Joint, "anneal": Anneal}
 
