@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit docs clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -27,5 +27,8 @@ types: $(VENV)/.installed
 unit: $(VENV)/.installed
 	$(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
 
+docs: $(VENV)/.installed  ## The documentation, strictly, into site/.
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage site

@@ -1,0 +1,213 @@
+"""Blocks of a page that are made from stored results: tables, verdicts, pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, headline, shown, stored
+
+ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
+HARDENING = {
+    "fuzz": "Fuzzing",
+    "mutation": "Mutation testing",
+    "faults": "Fault injection",
+    "memory": "Running out of memory",
+    "threads": "Threads",
+    "audit": "Known vulnerabilities",
+}
+
+
+def words(key: str) -> str:
+    """Return a key of a result file as words."""
+    return re.sub(r"\bits(3?)\b", lambda match: f"ITS{'³' if match[1] else ''}", key.replace("_", " "))
+
+
+def grid(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield every number, word and truth value below, with the words that lead to it; long lists by their length."""
+    if isinstance(value, dict) and {"median", "low", "high"} <= value.keys():
+        yield " · ".join(path), f"{shown(value['median'])} ({shown(value['low'])} to {shown(value['high'])})"
+    elif isinstance(value, dict) and {"mean", "std"} <= value.keys():
+        yield " · ".join(path), f"{shown(value['mean'])} ± {shown(value['std'])}"
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from scalars(part, (*path, words(str(key))))
+    elif isinstance(value, list):
+        plain = [part for part in value if not isinstance(part, (dict, list))]
+        short = len(plain) == len(value) <= 12
+        yield " · ".join(path), ", ".join(map(shown, plain)) if short else f"{len(value)} of them, in the file"
+    else:
+        yield " · ".join(path), shown(value)
+
+
+def provenance(name: str, report: dict[str, Any]) -> str:
+    """Return how a result was made: its command, on what, when, and the file itself."""
+    machine = report.get("hardware") or report.get("machine") or {}
+    on = machine.get("gpu") or f"{machine.get('cpu', 'a CPU')}, {machine.get('threads', '?')} thread(s)"
+    when = f", {report['date'][:10]}" if "date" in report else ""
+    return f"`{report['command']}` on {on}{when}. All numbers: [{name}.json](../results/{name}.json)."
+
+
+def reproduce(name: str) -> str:
+    """Return what an item of `headtilt reproduce` says: the paper's claims, our numbers, the verdict, the figures."""
+    paper = import_module(f"headtilt.experiments.reproduce.{name.replace('-', '_')}").PAPER
+    report = stored(name)
+    claims = "\n".join(f"- {claim[0].upper()}{claim[1:]}." for claim in paper.get("claims", ()))
+    parts = ["## What the paper says", claims] if claims else []
+    numbers = NUMBERS.get(name)
+    if report is None:
+        if numbers is not None:
+            parts += [numbers(paper, {})]
+        command = f"```console\n$ headtilt reproduce {name} --device cuda\n```"
+        return "\n\n".join(
+            [*parts, f'!!! note "{NEVER}"\n    results/{name}.json is not stored. This command writes it:', command]
+        )
+    warning = ""
+    if report.get("quick"):
+        warning = (
+            '!!! warning "Quick sizes"\n    A handful of images: it shows that it runs. Do not quote these numbers.'
+        )
+    parts += ["## What we measured", warning, numbers(paper, report) if numbers else ""]
+    rows = [[key, value] for key, value in scalars(report["verdict"])]
+    parts += ["## Verdict", "Computed from the numbers, not written by hand.", grid(["", ""], rows)]
+    parts += [f"![{path.stem}](../results/{path.name})" for path in sorted(RESULTS.glob(f"{name}*.png"))]
+    parts += [f"- {note}" for note in report.get("notes", ())]
+    return "\n\n".join(part for part in [*parts, provenance(name, report)] if part)
+
+
+def _table1(paper: dict[str, Any], report: dict[str, Any]) -> str:
+    results = report.get("results", {})
+    sets = [name for name in SETS if name in paper]
+    methods = list(dict.fromkeys(key for name in sets for key in paper[name]["accuracy"]))
+    methods += [key for name in sets for key in results.get(name, {}).get("each", {}) if key not in methods]
+    rows = []
+    for method in dict.fromkeys(methods):
+        row = [method]
+        for name in sets:
+            theirs = paper[name]["accuracy"].get(method)
+            ours = results.get(name, {}).get("each", {}).get(method, {}).get("accuracy")
+            row += [NOTHING if theirs is None else f"{theirs[0]:.1f}"]
+            row += [NOTHING if ours is None else f"{ours['mean']:.1f} ± {ours['std']:.1f}"]
+        rows.append(row)
+    return grid(["accuracy"] + [f"{SETS[name]}, {who}" for name in sets for who in ("paper", "ours")], rows)
+
+
+def _rotated(_: dict[str, Any], report: dict[str, Any]) -> str:
+    results = report.get("results", {})
+    rows = [[name, f"{one['mean']:.1f}", f"{one['worst']:.1f}"] for name, one in results.items()]
+    return grid(["", "mean over all angles", "worst angle"], rows) if rows else ""
+
+
+def _siscore(paper: dict[str, Any], report: dict[str, Any]) -> str:
+    parts = []
+    for name, title in {"rotation": "Turned objects", "area": "Resized objects", "location": "Moved objects"}.items():
+        rows = [[f"{who} (paper)", f"{values[0]:.1f}", f"{values[1]:.1f}"] for who, values in paper[name].items()]
+        ours = report.get("results", {}).get(name, {}).get("rows", {})
+        rows += [[f"{who} (ours)", f"{one['acc1']:.1f}", f"{one['acc5']:.1f}"] for who, one in ours.items()]
+        parts.append(f"### {title}\n\n{grid(['', 'top 1', 'top 5'], rows)}")
+    photographs = report.get("results", {}).get("imagenet", {}).get("rows", {})
+    if photographs:
+        rows = [[who, f"{one['acc1']:.1f}", f"{one['acc5']:.1f}"] for who, one in photographs.items()]
+        parts.append(f"### Whole photographs, turned\n\n{grid(['', 'top 1', 'top 5'], rows)}")
+    return "\n\n".join(parts)
+
+
+NUMBERS = {"table1": _table1, "rotated-mnist": _rotated, "siscore": _siscore}
+
+
+def file_block(name: str, title: str) -> str:
+    """Return everything a result file says, as one table under a heading."""
+    report = stored(name)
+    if report is None:
+        return ""
+    if "methods" in report and "dataset" in report:
+        rows = [
+            [method, *(shown(entry.get(key), form) for key, form in METHOD_COLUMNS.values())]
+            for method, entry in report["methods"].items()
+        ]
+        body = grid(["method", *METHOD_COLUMNS], rows)
+    else:
+        body = grid(["", ""], [[key, value] for key, value in scalars({k: report[k] for k in report.keys() - ABOUT})])
+    return f"## {title}\n\n{body}\n\n{provenance(name, report)}"
+
+
+METHOD_COLUMNS = {
+    "tilted": ("accuracy", ".1f"),
+    "±": ("accuracy_std", ".1f"),
+    "upright": ("upright_accuracy", ".1f"),
+    "median angle error, °": ("angle_error_deg", ".1f"),
+    "views": ("views_per_image", ",.0f"),
+    "views, upright": ("upright_views_per_image", ",.0f"),
+    "images/s": ("images_per_second", ",.0f"),
+}
+
+
+def evaluations() -> str:
+    """Return every method on every set, with angle errors, views and speed."""
+    return "\n\n".join(file_block(f"{name}-affine", f"{title}, affine") for name, title in SETS.items())
+
+
+def benchmarks() -> str:
+    """Return what results/benchmark-*.json say, or that there is none."""
+    found = [path.stem for path in sorted(RESULTS.glob("benchmark-*.json"))]
+    if not found:
+        return f'!!! note "{NEVER}"\n    No results/benchmark-….json is stored. The commands above write them.'
+    return "\n\n".join(file_block(name, words(name.removeprefix("benchmark-")).capitalize()) for name in found)
+
+
+def tested() -> str:
+    """Return what the hardening commands stored, one section each, and which have not been run in full yet."""
+    parts = [file_block(name, title) for name, title in HARDENING.items()]
+    missing = [title.lower() for name, title in HARDENING.items() if stored(name) is None]
+    if missing:
+        parts.append(f'!!! note "{NEVER}"\n    No figures are stored for: {", ".join(missing)}.')
+    return "\n\n".join(part for part in parts if part)
+
+
+def costs() -> str:
+    """Return what a million images cost, from measured speeds of decoding and searching."""
+    batch, photos = stored("batch") or {}, stored("photos") or {}
+    digits = (stored("batch") or {}).get("decode_images_per_second")
+    cases = [("MNIST, the paper's small CNN, 17 rotations", digits, batch.get("hardware"), batch, "search", 17.0)]
+    for name, method, title in (
+        ("digits", "fast+gate", "digits, the same CNN, fitted `fast()`"),
+        ("mnist", "energy", "MNIST, the same CNN, 17 rotations"),
+        ("mnist", "fast+gate", "MNIST, the same CNN, fitted `fast()`"),
+        ("gtsrb", "fast+gate", "GTSRB, the paper's large CNN, fitted `fast()`"),
+    ):
+        report = stored(f"{name}-affine") or {"methods": {}}
+        entry = report["methods"].get(method, {})
+        cases.append((title, digits, report.get("hardware"), entry, "", entry.get("views_per_image")))
+    decode = photos.get("decode_images_per_second")
+    cases.append(("photographs, MobileNetV2, 17 rotations", decode, photos.get("hardware"), photos, "search", 17.0))
+    rows = []
+    for title, decoding, machine, entry, prefix, views in cases:
+        rate = entry.get(f"{prefix}_images_per_second".lstrip("_"))
+        if rate is None or decoding is None:
+            continue
+        on_gpu = bool((machine or {}).get("gpu"))
+        hours = 1e6 / 3600 / rate + (0 if on_gpu else 1e6 / 3600 / decoding)
+        cores = f"{rate / decoding:,.0f}" if on_gpu else NOTHING
+        where = machine["gpu"] if on_gpu else "one core"
+        rows.append([title, where, f"{views:,.0f}", f"{rate:,.4g}", f"{hours:,.2g}", cores])
+    head = ["", "on", "views per image", "search, images/s", "hours per million", "cores to feed it"]
+    return grid(head, rows)
+
+
+BLOCKS = {
+    "affine": affine_table,
+    "headline": headline,
+    "reproduce": reproduce,
+    "evaluations": evaluations,
+    "benchmarks": benchmarks,
+    "tested": tested,
+    "costs": costs,
+}

@@ -1,0 +1,124 @@
+"""Figures from stored results: what stands between ``{{`` and ``}}`` in a page.
+
+``{{ mnist-affine.methods.fast.accuracy | .1f }}`` is a number of results/mnist-affine.json; ``{{ table affine }}`` is a
+block of its own. A figure that is not measured yet shows as –, never as a number from somewhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+NOTHING = "–"
+PLACE = re.compile(r"\{\{\s*(.+?)\s*\}\}")
+SETS = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "gtsrb": "GTSRB"}
+NO_NEED, LABELS, UNLABELLED = "nothing", "labels, training", "unlabelled images"
+# Row, method in the result file, what it needs beside the trained classifier.
+ROWS = (
+    ("bare model", "vanilla", NO_NEED),
+    ("retrained with tilted, labelled images", "augmented", LABELS),
+    ("last layer refitted on the same", "last-layer", LABELS),
+    ("test-time augmentation, mean", "tta-mean", NO_NEED),
+    ("test-time augmentation, max", "tta-max", NO_NEED),
+    ("arg-max energy over 17 rotations", "energy", NO_NEED),
+    ("the paper's ITS³, as published", "published: paper", NO_NEED),
+    ("the same, its public code", "published: public code", NO_NEED),
+    ("the same, as implemented here", "paper3", NO_NEED),
+    ("`ITS`, not fitted: cautious gate", "default", NO_NEED),
+    ('**`fit(method="balance")`**, no gate', "balanced", UNLABELLED),
+    ("**`accurate()` + `fit`**, no gate", "head-features", UNLABELLED),
+    ("**`accurate()` + `fit`**", "head-features+gate", UNLABELLED),
+    ("**`fast()` + `fit`**", "fast+gate", UNLABELLED),
+)
+NEVER = "Not measured in full yet"
+
+
+def stored(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
+    """Return what results/NAME.json holds, or None where it is not there."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def look_up(path: str, folder: Path = RESULTS) -> Any:
+    """Return the value at ``FILE.key.key…`` (numbers index lists), or None where there is none."""
+    name, *keys = path.split(".")
+    value: Any = stored(name, folder)
+    for key in keys:
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value
+
+
+def shown(value: Any, form: str = "") -> str:
+    """Return a value in words or digits; a dash for what is not there."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        text = format(value, form) if form else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+        return text.replace("-", "−")
+    return str(value)
+
+
+def fill(text: str, blocks: dict[str, Callable[..., str]], folder: Path = RESULTS) -> str:
+    """Return a page with all of its places filled.
+
+    Args:
+        text: Markdown with ``{{ … }}``.
+        blocks: What makes each kind of block, by its first word; it is given the other words.
+        folder: Of the results.
+    """
+
+    def one(match: re.Match[str]) -> str:
+        inside, _, form = match[1].partition("|")
+        word, *rest = inside.split()
+        if word in blocks:
+            return blocks[word](*rest)
+        return shown(look_up(inside.strip(), folder), form.strip())
+
+    return PLACE.sub(one, text)
+
+
+def cell(dataset: str, method: str, folder: Path = RESULTS) -> str:
+    """Return accuracy and spread on tilted images and, in brackets, upright accuracy."""
+    if method.startswith("published: "):
+        published = json.loads((ROOT / "docs" / "published.json").read_text(encoding="utf-8"))
+        return shown(published[method.removeprefix("published: ")]["accuracy"].get(dataset), ".1f")
+    report = stored(f"{dataset}-affine", folder) or {"methods": {}}
+    entry = report["methods"].get(method)
+    if entry is None:
+        return NOTHING
+    return f"{entry['accuracy']:.1f} ± {entry['accuracy_std']:.1f} ({entry['upright_accuracy']:.1f})"
+
+
+def affine_table(folder: Path = RESULTS) -> str:
+    """Return the table that compares all methods on all sets."""
+    lines = [f"| | needs | {' | '.join(SETS.values())} |", f"|---|---|{'---|' * len(SETS)}"]
+    for label, method, needs in ROWS:
+        lines.append(f"| {label} | {needs} | {' | '.join(cell(name, method, folder) for name in SETS)} |")
+    return "\n".join(lines)
+
+
+def headline(folder: Path = RESULTS) -> str:
+    """Return the sentence that sets the fitted head against retraining, on every set where both were measured."""
+    parts = []
+    for name, title in SETS.items():
+        methods = (stored(f"{name}-affine", folder) or {"methods": {}})["methods"]
+        if {"head-features", "augmented"} <= methods.keys():
+            ours, theirs = methods["head-features"], methods["augmented"]
+            pair = [f"{one['accuracy']:.1f} ({one['upright_accuracy']:.1f})" for one in (ours, theirs)]
+            parts.append(f"{pair[0]} against {pair[1]} on {title}")
+    return (
+        "fitted from unlabelled images, the untouched classifier beats the same network retrained with labelled, "
+        f"tilted images: {', '.join(parts)} (tilted images, in brackets upright ones)."
+    )

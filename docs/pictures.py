@@ -1,0 +1,113 @@
+"""Draw the pictures of the start page and of the page on limits: ``python docs/pictures.py``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import headtilt as ht
+from headtilt import plot
+from headtilt.calibrate import HeadRecipe
+from headtilt.data import load
+from headtilt.data.perturb import draw, perturb_dataset
+from headtilt.models import zoo
+
+IMAGES = Path(__file__).parent / "images"
+INK, FAINT, WRONG, RIGHT = "#1f2328", "#6b7280", "#d55e00", "#009e73"
+VIEWS = 10
+
+
+def fitted() -> ht.ITS:
+    """Return the digits network with a search fitted on unlabelled upright digits."""
+    robust = ht.ITS(zoo.load("digits"), **ht.fast())
+    recipe = HeadRecipe(rounds=6, hidden=128, steps=48, pool=500, batch=64)
+    return robust.fit(load("digits", "fit").floats(), promise=None, recipe=recipe)
+
+
+def idea(robust: ht.ITS, image: Tensor, degrees: float) -> Figure:
+    """Return the picture that explains the method: a tilted image, its orbit, the upright answer.
+
+    Args:
+        robust: A fitted wrapper.
+        image: (1, 28, 28), upright.
+        degrees: By how much to turn it.
+    """
+    tilted = ht.warp(image[None], ht.rotation().matrix(torch.tensor([math.radians(degrees)])))
+    angles = torch.linspace(-math.pi, math.pi, VIEWS + 1)[:-1]
+    poses = ht.rotation().matrix(angles)
+    views = ht.warp(tilted, poses)
+    scores = robust.calibrator(robust.predictor(views)).logits.logsumexp(1)
+    confidence = (scores - scores.min()) / (scores.max() - scores.min())
+    labels = robust.predictor(views).labels
+    result = robust.search(tilted)
+    figure = Figure(figsize=(11, 4.6), dpi=150, facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, 11), ylim=(0, 4.6))
+    axes.axis("off")
+
+    def show(pixels: Tensor, x: float, y: float, side: float, colour: object, rim: float = 0.06) -> None:
+        half = side / 2
+        axes.fill_between([x - half - rim, x + half + rim], y - half - rim, y + half + rim, color=colour, lw=0)
+        axes.imshow(pixels[0], cmap="gray", extent=(x - half, x + half, y - half, y + half), zorder=3, vmin=0, vmax=1)
+
+    def say(x: float, y: float, text: str, size: float, colour: str = INK, weight: str = "normal") -> None:
+        axes.text(x, y, text, ha="center", va="center", fontsize=size, color=colour, weight=weight)
+
+    bare = int(result.bare.argmax(1)[0])
+    show(tilted[0], 1.45, 2.35, 2.0, WRONG)
+    say(1.45, 3.85, "as it came", 15, FAINT)
+    say(1.45, 0.85, f"“{bare}”", 24, WRONG, "bold")
+    say(1.45, 0.35, "the classifier alone", 13, FAINT)
+    for place in range(VIEWS):
+        turn = math.pi / 2 - 2 * math.pi * place / VIEWS
+        x, y = 5.5 + 1.95 * math.cos(turn), 2.3 + 1.78 * math.sin(turn)
+        best = int(confidence.argmax()) == place
+        show(views[place], x, y, 0.7, colormaps["viridis"](float(confidence[place])), 0.12 if best else 0.07)
+        say(
+            5.5 + 1.32 * math.cos(turn),
+            2.3 + 1.15 * math.sin(turn),
+            str(int(labels[place])),
+            12,
+            INK if best else FAINT,
+            "bold",
+        )
+    say(5.5, 2.45, "which view looks", 13)
+    say(5.5, 2.12, "most familiar?", 13)
+    pose = result.canonical()
+    show(pose[0], 9.55, 2.35, 2.0, RIGHT)
+    tilt = ht.decompose(result.perturbation.double()).rotation[0]
+    say(9.55, 3.85, f"turned back by {math.degrees(-float(tilt)):+.0f}°".replace("-", "−"), 15, FAINT)
+    say(9.55, 0.85, f"“{int(result.labels[0])}”", 24, RIGHT, "bold")
+    say(9.55, 0.35, "the same, with headtilt", 13, FAINT)
+    for start, end in ((2.62, 3.0), (8.0, 8.38)):
+        axes.annotate("", (end, 2.35), (start, 2.35), arrowprops={"arrowstyle": "-|>", "lw": 2.2, "color": FAINT})
+    axes.set(xlim=(0, 11), ylim=(0, 4.6))
+    return figure
+
+
+def failures(robust: ht.ITS) -> Figure:
+    """Return the first tilted test digits that the fitted search gets wrong."""
+    test = load("digits", "test")
+    tilted = perturb_dataset(test, draw("affine", len(test)))
+    result = robust.search(tilted.images)
+    wrong = (result.labels != tilted.labels).nonzero()[:, 0][:8]
+    again = robust.search(tilted.images[wrong])
+    return plot.before_after(again, names=test.classes, truth=tilted.labels[wrong])
+
+
+def main() -> None:
+    """Draw all of them."""
+    torch.set_num_threads(1)
+    robust = fitted()
+    test = load("digits", "test")
+    plot.save(idea(robust, test.floats()[int((test.labels == 3).nonzero()[0])], 100), IMAGES / "idea.png")
+    plot.save(failures(robust), IMAGES / "failures.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Every figure of the documentation comes from a stored result, and what is not measured is said to be so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import blocks
+import figures
+import pytest
+
+import headtilt
+from headtilt.experiments.methods import METHODS
+from headtilt.experiments.reproduce import ITEMS, item
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+LOOKS_MEASURED = re.compile(r"\d+(?:\.\d+)?\s?%|\b\d{2,}\.\d\b")
+# No results: a bar of `top`, and a rule of thumb that follows from the number before it.
+ALLOWED = {"docs/scale.md": {"100 %", "5 %"}}
+ENTRY = {"accuracy", "accuracy_std", "upright_accuracy", "views_per_image", "upright_views_per_image"}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def prose(text: str) -> str:
+    """Return a page without code, places that are filled from results, and what is generated from them."""
+    for pattern in (r"^```.*?^```$", r"<!-- (table|headline) -->.*?<!-- /\1 -->", r"\{\{.*?\}\}", r"`[^`\n]*`"):
+        text = re.sub(pattern, "", text, flags=re.DOTALL | re.MULTILINE)
+    return text
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=name)
+def test_no_page_holds_a_figure_of_its_own(path):
+    found = set(LOOKS_MEASURED.findall(prose(path.read_text(encoding="utf-8"))))
+    assert found - ALLOWED.get(name(path), set()) == set()
+
+
+def test_a_figure_typed_into_a_page_is_found_out():
+    assert LOOKS_MEASURED.findall(prose("It reaches 97.3 on digits, `98.1` in code, {{ a.b }} and 12 %.")) == [
+        "97.3",
+        "12 %",
+    ]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_every_place_names_a_block_a_stored_figure_or_a_method_that_can_be_measured(path):
+    for inside in figures.PLACE.findall(path.read_text(encoding="utf-8")):
+        where = inside.partition("|")[0].strip()
+        if where.split()[0] in blocks.BLOCKS or figures.look_up(where) is not None:
+            continue
+        file, _, rest = where.partition(".methods.")
+        method, _, key = rest.rpartition(".")
+        assert file.removesuffix("-affine") in figures.SETS, where
+        assert method in METHODS, where
+        assert key in ENTRY, where
+
+
+def test_places_are_filled_with_stored_numbers_and_gaps_with_a_dash(tmp_path):
+    (tmp_path / "speed.json").write_text('{"rates": [1.25, -3], "ok": true}', encoding="utf-8")
+    page = (
+        "{{ speed.rates.0 | .1f }} {{ speed.rates.1 }} {{ speed.ok }} {{ speed.rates.7 }} {{ other.x }} {{ say a b }}"
+    )
+    filled = figures.fill(page, {"say": lambda *words: "+".join(words)}, tmp_path)
+    assert filled == "1.2 −3 yes – – a+b"
+
+
+@pytest.mark.parametrize("one", ITEMS)
+def test_an_item_that_was_not_run_in_full_is_said_not_to_be_measured(one, monkeypatch):
+    monkeypatch.setattr(blocks, "stored", lambda _: None)
+    text = blocks.reproduce(one)
+    assert figures.NEVER in text
+    assert f"$ headtilt reproduce {one}" in text
+    assert all(claim[1:] in text for claim in item(one).PAPER.get("claims", ()))
+
+
+def test_an_item_that_was_run_shows_its_numbers_its_verdict_and_its_command(monkeypatch):
+    row = {"accuracy": {"mean": 81.234, "std": 1.06, "runs": 25}}
+    report = {
+        "quick": False,
+        "results": {"mnist": {"each": {"ITS³": row, "head": row}}},
+        "verdict": {"mnist": {"ours_above_paper": True, "difference": -7.6}},
+        "command": "headtilt reproduce table1",
+        "hardware": {"gpu": "a GPU"},
+        "date": "2026-01-02T03:04:05",
+    }
+    monkeypatch.setattr(blocks, "stored", lambda _: report)
+    text = blocks.reproduce("table1")
+    assert "| ITS³ | 88.9 | 81.2 ± 1.1 | 38.5 | – |" in text
+    assert "| head | – | 81.2 ± 1.1 | – | – |" in text
+    assert "| mnist · ours above paper | yes |" in text
+    assert "| mnist · difference | −7.6 |" in text
+    assert "`headtilt reproduce table1` on a GPU, 2026-01-02" in text
+    assert figures.NEVER not in text
+    assert "Do not quote" not in text
+    monkeypatch.setitem(report, "quick", True)
+    assert "Do not quote" in blocks.reproduce("table1")
+
+
+@pytest.mark.parametrize("one", ITEMS)
+def test_every_item_has_a_page(one):
+    assert f"{{{{ reproduce {one} }}}}" in (ROOT / "docs" / "reproduce" / f"{one}.md").read_text(encoding="utf-8")
+
+
+def test_hardening_that_was_not_run_is_named(monkeypatch):
+    monkeypatch.setattr(blocks, "stored", lambda name: {"command": "x", "findings": 0} if name == "fuzz" else None)
+    text = blocks.tested()
+    assert "## Fuzzing" in text
+    assert "| findings | 0 |" in text
+    assert "mutation testing" in text.partition(figures.NEVER)[2]
+
+
+def test_the_papers_figures_are_those_of_its_table():
+    published = json.loads((ROOT / "docs" / "published.json").read_text(encoding="utf-8"))["paper"]["accuracy"]
+    printed = {name: rows["accuracy"]["ITS³"][0] for name, rows in item("table1").PAPER.items() if name in figures.SETS}
+    assert published == printed
+
+
+def test_the_citation_names_this_version():
+    assert f"\nversion: {headtilt.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
