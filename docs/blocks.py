@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -61,15 +62,15 @@ def reproduce(name: str) -> str:
     paper = import_module(f"headtilt.experiments.reproduce.{name.replace('-', '_')}").PAPER
     report = stored(name)
     claims = "\n".join(f"- {claim[0].upper()}{claim[1:]}." for claim in paper.get("claims", ()))
-    parts = ["## What the paper says", claims] if claims else []
     numbers = NUMBERS.get(name)
+    printed = [[key, value] for key, value in scalars({key: paper[key] for key in paper if key != "claims"})]
+    parts = ["## What the paper says", claims, grid(["", ""], printed) if printed and numbers is None else ""]
     if report is None:
         if numbers is not None:
             parts += [numbers(paper, {})]
         command = f"```console\n$ headtilt reproduce {name} --device cuda\n```"
-        return "\n\n".join(
-            [*parts, f'!!! note "{NEVER}"\n    results/{name}.json is not stored. This command writes it:', command]
-        )
+        note = f'!!! note "{NEVER}"\n    results/{name}.json is not stored. This command writes it:'
+        return "\n\n".join(part for part in [*parts, note, command] if part)
     warning = ""
     if report.get("quick"):
         warning = (
@@ -172,6 +173,13 @@ def tested() -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def plain(value: float) -> str:
+    """Return a number without an exponent: whole from ten on, two digits that count below."""
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.{max(1, 1 - math.floor(math.log10(value)))}f}"
+
+
 def costs() -> str:
     """Return what a million images cost, from measured speeds of decoding and searching."""
     batch, photos = stored("batch") or {}, stored("photos") or {}
@@ -197,13 +205,14 @@ def costs() -> str:
         hours = 1e6 / 3600 / rate + (0 if on_gpu else 1e6 / 3600 / decoding)
         cores = f"{rate / decoding:,.0f}" if on_gpu else NOTHING
         where = machine["gpu"] if on_gpu else "one core"
-        rows.append([title, where, f"{views:,.0f}", f"{rate:,.4g}", f"{hours:,.2g}", cores])
+        rows.append([title, where, f"{views:,.0f}", plain(rate), plain(hours), cores])
     head = ["", "on", "views per image", "search, images/s", "hours per million", "cores to feed it"]
     return grid(head, rows)
 
 
 BLOCKS = {
-    "affine": affine_table,
+    # A number stays beside its spread.
+    "affine": lambda: re.sub(r"(?<=\d) (?=[±(])|(?<=±) ", "\u00a0", affine_table()),
     "headline": headline,
     "reproduce": reproduce,
     "evaluations": evaluations,

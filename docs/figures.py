@@ -119,6 +119,6 @@ def headline(folder: Path = RESULTS) -> str:
             pair = [f"{one['accuracy']:.1f} ({one['upright_accuracy']:.1f})" for one in (ours, theirs)]
             parts.append(f"{pair[0]} against {pair[1]} on {title}")
     return (
-        "fitted from unlabelled images, the untouched classifier beats the same network retrained with labelled, "
+        "Fitted from unlabelled images, the untouched classifier beats the same network retrained with labelled, "
         f"tilted images: {', '.join(parts)} (tilted images, in brackets upright ones)."
     )

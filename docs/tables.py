@@ -8,7 +8,7 @@ from pathlib import Path
 
 from figures import affine_table, headline
 
-MAKERS = {"table": affine_table, "headline": lambda: f"**The headline**: {headline()}"}
+MAKERS = {"table": affine_table, "headline": headline}
 
 
 def renewed(text: str) -> str:

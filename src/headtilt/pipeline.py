@@ -23,7 +23,7 @@ def for_pipeline(model: Any, robust: ITS, image_processor: Any) -> Any:
         robust: From raw pixels in [0, 1] to logits of the same classes, such as an `ITS` around the model.
         image_processor: The processor that the pipeline will use.
 
-    Example:
+    Examples:
         >>> robust = ITS(headtilt.adapters.hf.load("path").model)  # doctest: +SKIP
         >>> tilting = for_pipeline(model, robust, processor)  # doctest: +SKIP
         >>> classify = pipeline("image-classification", model=tilting, image_processor=processor)  # doctest: +SKIP

@@ -64,7 +64,7 @@ def from_pretrained(
         size: Side of the square that the model sees, in place of its own.
         **options: Any of `ITS`, such as those of a preset: ``**headtilt.fast()``.
 
-    Example:
+    Examples:
         >>> robust = from_pretrained("hf:google/vit-base-patch16-224")  # doctest: +SKIP
         >>> result = robust.search(robust.read("cup.jpg"))  # doctest: +SKIP
         >>> print(result.describe(0, names=robust.names))  # doctest: +SKIP

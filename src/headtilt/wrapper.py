@@ -70,7 +70,7 @@ class ITS(nn.Module):
         **finer: The finer options of the search: width, accept, ranking, traversal, temperature (`Tree`); rounds
             (`Joint`); hot, cold, reach (`Anneal`).
 
-    Example:
+    Examples:
         >>> robust = ITS(model, levels=[rotation(), scale(0.25), shear_x(0.25)])  # doctest: +SKIP
         >>> logits = robust(images)  # doctest: +SKIP
     """

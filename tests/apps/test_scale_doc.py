@@ -50,7 +50,7 @@ def test_the_cost_of_a_million_images_follows_from_what_was_measured(beginning, 
     decode = decoding["decode_images_per_second"]
     assert where == (gpu or "one core")
     assert float(views) == pytest.approx(entry["views_per_image"], abs=0.5)
-    assert float(search) == pytest.approx(rate, rel=1e-3)
+    assert float(search) == pytest.approx(rate, rel=0.04)
     assert float(hours) == pytest.approx(1e6 / 3600 * (1 / rate + (0 if gpu else 1 / decode)), rel=0.06)
     assert cores == (f"{rate / decode:.0f}" if gpu else "–")
 
