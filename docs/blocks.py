@@ -28,7 +28,7 @@ def words(key: str) -> str:
 
 def grid(head: list[str], rows: list[list[str]]) -> str:
     """Return a table."""
-    lines = [head, ["---"] * len(head), *rows]
+    lines = [head, ["---"] * len(head), *([part.replace("|", "\\|") for part in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -95,7 +95,7 @@ def _table1(paper: dict[str, Any], report: dict[str, Any]) -> str:
         for name in sets:
             theirs = paper[name]["accuracy"].get(method)
             ours = results.get(name, {}).get("each", {}).get(method, {}).get("accuracy")
-            row += [NOTHING if theirs is None else f"{theirs[0]:.1f}"]
+            row += [NOTHING if theirs is None else f"{theirs[0]:.2f}"]
             row += [NOTHING if ours is None else f"{ours['mean']:.1f} ± {ours['std']:.1f}"]
         rows.append(row)
     return grid(["accuracy"] + [f"{SETS[name]}, {who}" for name in sets for who in ("paper", "ours")], rows)
@@ -121,7 +121,19 @@ def _siscore(paper: dict[str, Any], report: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-NUMBERS = {"table1": _table1, "rotated-mnist": _rotated, "siscore": _siscore}
+def _hyperparameters(paper: dict[str, Any], report: dict[str, Any]) -> str:
+    gains = report.get("results", {}).get("gains", {})
+    rows = []
+    for key, title in {"1 to 10": "dropout passes, 1 to 10", "10 to 50": "dropout passes, 10 to 50"}.items():
+        mean, deviation = paper[f"gain_{key.replace(' ', '_')}"]
+        ours = gains.get(key)
+        rows.append([title, f"{mean} ± {deviation}", f"{ours['mean']:.2f} ± {ours['std']:.2f}" if ours else NOTHING])
+    best, ours = paper["best"], report.get("verdict", {}).get("best", {})
+    rows += [[f"best {key}", shown(best[key]), shown(ours.get(key))] for key in ("samples", "hypotheses")]
+    return grid(["gain in points", "paper", "ours"], rows)
+
+
+NUMBERS = {"hyperparameters": _hyperparameters, "table1": _table1, "rotated-mnist": _rotated, "siscore": _siscore}
 
 
 def file_block(name: str, title: str) -> str:
@@ -136,7 +148,9 @@ def file_block(name: str, title: str) -> str:
         ]
         body = grid(["method", *METHOD_COLUMNS], rows)
     else:
-        body = grid(["", ""], [[key, value] for key, value in scalars({k: report[k] for k in report.keys() - ABOUT})])
+        body = grid(
+            ["", ""], [[key, value] for key, value in scalars({k: report[k] for k in report if k not in ABOUT})]
+        )
     return f"## {title}\n\n{body}\n\n{provenance(name, report)}"
 
 

@@ -32,6 +32,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill the figures in, and turn links to results/ into links within the site."""
     here = posixpath.dirname(page.file.src_uri) or "."
     filled = fill(markdown, BLOCKS) if page.file.src_uri not in OUTSIDE.values() else markdown
+    filled = filled.replace(" ± ", "\u00a0±\u00a0")  # a number stays beside its spread
     return re.sub(
         r"\]\((?:\.\./)*results/([^)]*)\)", lambda match: f"]({posixpath.relpath(f'results/{match[1]}', here)})", filled
     )

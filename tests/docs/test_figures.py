@@ -89,7 +89,7 @@ def test_an_item_that_was_run_shows_its_numbers_its_verdict_and_its_command(monk
     }
     monkeypatch.setattr(blocks, "stored", lambda _: report)
     text = blocks.reproduce("table1")
-    assert "| ITS³ | 88.9 | 81.2 ± 1.1 | 38.5 | – |" in text
+    assert "| ITS³ | 88.89 | 81.2 ± 1.1 | 38.47 | – |" in text
     assert "| head | – | 81.2 ± 1.1 | – | – |" in text
     assert "| mnist · ours above paper | yes |" in text
     assert "| mnist · difference | −7.6 |" in text
