@@ -36,6 +36,7 @@ FEWEST = 8
 BALANCE_IMAGES = 2000
 HELD_OUT_IMAGES = 2000
 DETECTOR_IMAGES = 8192
+NEARNESS = 0.35  # distance ‖T − I‖ of a view from upright at which it counts half as much or so: a turn by 15°
 
 
 class Plan(Protocol):
@@ -150,7 +151,7 @@ class Fitter:
             distances = fit_prototypes if self.method == "prototypes" else fit_neighbours
             return distances(upright.at(train), targets[train]), self.method
         some = train[: max(BALANCE_IMAGES, 100 * classes)]
-        orbits = self._orbits(images, some, self.seed).logits
+        orbits = self._orbits(images, some, self.seed)[0].logits
         best = self.readout == "incumbent"
         balance = fit_balance(orbits.amax(1) if best else orbits.logsumexp(1), upright_prior(targets, classes))
         if self.method == "bias":
@@ -162,7 +163,7 @@ class Fitter:
             if self.progress is not None:
                 self.progress("head", done, total)
 
-        def sample(index: Tensor, seed: int) -> Evidence:
+        def sample(index: Tensor, seed: int) -> tuple[Evidence, Tensor]:
             return self._orbits(images, index, seed)
 
         return fit_head(sample, targets, train, held_out, balance, self.recipe, seed=self.seed, progress=told), "head"
@@ -263,26 +264,32 @@ class Fitter:
         device, _ = self.predictor.device_and_dtype(images)
         return centre_crop(images.to(device), self.crop)
 
-    def _tilted(self, images: Tensor, index: Tensor, seed: int) -> Tensor:
-        """Return the images at `index`, each tilted by its own draw from the groups of the search."""
+    def _tilts(self, count: int, seed: int) -> Tensor:
+        """Return transforms (count, 3, 3), each its own draw from what the groups of the search undo."""
         generator = torch.Generator().manual_seed(seed)
-        unit = torch.rand(len(index), len(self.plan.levels), generator=generator)
+        unit = torch.rand(count, len(self.plan.levels), generator=generator)
         coordinates = [spread(group, unit[:, place]) for place, group in enumerate(self.plan.levels)]
-        tilts = invert(matrices(self.plan.levels, torch.stack(coordinates, dim=-1)))
+        return invert(matrices(self.plan.levels, torch.stack(coordinates, dim=-1)))
+
+    def _tilted(self, images: Tensor, index: Tensor, seed: int) -> Tensor:
+        """Return the images at `index`, each tilted by its own draw."""
+        tilts = self._tilts(len(index), seed)
         device, _ = self.predictor.device_and_dtype(images)
         whole = images[index.cpu()].to(device)
         return self._cropped(warp(whole, tilts.to(device), padding=self.padding, interpolation=self.interpolation))
 
-    def _orbits(self, images: Tensor, index: Tensor, seed: int) -> Evidence:
-        """Return the evidence (n, V, …) of tilted images over a randomly shifted lattice of poses."""
+    def _orbits(self, images: Tensor, index: Tensor, seed: int) -> tuple[Evidence, Tensor]:
+        """Return the evidence (n, V, …) of tilted images over a shifted lattice of poses, and their aim (n, V)."""
         generator = torch.Generator().manual_seed(seed)
         levels = self.plan.levels
         count = self.views or default_views(levels)
         shift = torch.rand(len(levels), generator=generator)
         poses = matrices(levels, lattice(levels, count, shift).float())
-        parts = []
+        parts, aims = [], []
         for number, part in enumerate(index.split(256)):
             tilted = self._tilted(images, part, hash((seed, number)))
+            left = poses @ self._tilts(len(part), hash((seed, number)))[:, None] - torch.eye(3)
+            aims.append((-left.flatten(2).square().sum(2) / (2 * NEARNESS**2)).softmax(1).to(tilted.device))
             rows = torch.arange(len(part), device=tilted.device).repeat_interleave(count)
             evidence = self.predictor.views(
                 tilted,
@@ -292,7 +299,7 @@ class Fitter:
                 interpolation=self.interpolation,
             )
             parts.append(evidence.reshape(len(part), count))
-        return concatenate(parts)
+        return concatenate(parts), torch.cat(aims)
 
 
 def default_views(levels: Sequence[Group]) -> int:
