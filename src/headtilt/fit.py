@@ -21,11 +21,11 @@ from headtilt.calibrate import (
     upright_prior,
 )
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
-from headtilt.evidence import Evaluate, Evidence, Predictor, concatenate
+from headtilt.evidence import Evaluate, Evidence, Predictor, Views, concatenate
 from headtilt.gate import Detector, Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
 from headtilt.groups import FiniteGroup, Group, invert
 from headtilt.result import Found
-from headtilt.search.joint import lattice, matrices, spread
+from headtilt.search.joint import Joint, lattice, matrices, spread
 from headtilt.temperature import fit_temperature
 from headtilt.warp import Interpolation, Padding, check_images, warp
 
@@ -184,7 +184,7 @@ class Fitter:
         cases = [(self._cropped(images[held_out.cpu()]), straight)] + [
             (batch, self.predictor(batch)) for batch in tilted
         ]
-        searched = [(bare, *self._search(batch, bare, calibrator)) for batch, bare in cases]
+        searched = [(bare, *self._search(batch, bare, calibrator, self.plan.search)) for batch, bare in cases]
         detector = self._detector(images, upright, targets, train[:DETECTOR_IMAGES])
         against = [statistics(bare, root, found, detector) for bare, root, found in searched]
         winners = [found.marginal.argmax(1) for _, _, found in searched]
@@ -199,15 +199,24 @@ class Fitter:
         own = straight.logits.softmax(1)
         cost = own.gather(1, truth[:, None])[:, 0] - own.gather(1, winners[0][:, None])[:, 0]
         margin = margin_for(against[0] @ weights, cost, promise.upright)
-        exit_at = None
+        exit_at = glance_at = None
         if self.early_exit:
-            harm = []
-            for rows, winner, (bare, _, _) in zip(against[1:], winners[1:], searched[1:], strict=True):
-                after = torch.where(rows @ weights < margin, bare.labels, winner)
-                harm.append((after == truth).long() - (bare.labels == truth).long())
-            scores = torch.cat([detector(bare) for bare, _, _ in searched[1:]])
-            exit_at = exit_for(scores, torch.cat(harm), promise.tilted)
-        gate = Gate(margin, weights, exit_at, detector)
+            kept = [rows @ weights < margin for rows in against]
+            harm = torch.cat(
+                [
+                    (torch.where(keep, bare.labels, winner) == truth).long() - (bare.labels == truth).long()
+                    for keep, winner, (bare, _, _) in zip(kept[1:], winners[1:], searched[1:], strict=True)
+                ]
+            )
+            trust = torch.cat([detector(bare) for bare, _, _ in searched[1:]])
+            if isinstance(self.plan, Joint):
+                # Half of what may be lost is for the glance, which decides about the images that are still there.
+                exit_at = exit_for(trust, harm, promise.tilted / 2)
+                glanced = self._glance_evidence(cases[1:], calibrator, detector) @ weights
+                glance_at = -exit_for(-glanced, torch.where(trust >= exit_at, 0, harm), promise.tilted / 2)
+            else:
+                exit_at = exit_for(trust, harm, promise.tilted)
+        gate = Gate(margin, weights, exit_at, detector, glance_at)
         changed = (against[0] @ weights >= margin) & (winners[0] != truth)
         temperature = None
         if self.readout == "marginal":
@@ -225,9 +234,23 @@ class Fitter:
             "margin": margin,
             "weights": weights.tolist(),
             "exit_at": exit_at,
+            "glance_at": glance_at,
             "upright_answers_changed": float(changed.float().mean()) * 100,
             "upright_leave_early": float(gate.leaves_early(straight).float().mean()) * 100,
         }
+
+    def _glance_evidence(
+        self, cases: Sequence[tuple[Tensor, Evidence]], calibrator: Calibrator | None, detector: Detector
+    ) -> Tensor:
+        """Return what speaks against the bare answers (n, 5) after a glance at each batch of images."""
+        plan = self.plan
+        assert isinstance(plan, Joint)
+
+        def glance(evaluate: Evaluate, root: Evidence) -> Found:
+            return plan.judged(plan.glance(evaluate, root))
+
+        found = [(bare, *self._search(batch, bare, calibrator, glance)) for batch, bare in cases]
+        return torch.cat([statistics(*case, detector) for case in found])
 
     def _detector(self, images: Tensor, upright: Evidence, targets: Tensor, train: Tensor) -> Detector:
         """Return a detector trained on those images, each upright and under two tilts."""
@@ -236,24 +259,23 @@ class Fitter:
         right = torch.cat([root.labels == targets[train] for root in roots])
         return fit_detector(concatenate(roots), right, seed=self.seed)
 
-    def _search(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> tuple[Tensor, Found]:
-        """Return the calibrated root logits and what the search finds, in blocks that fit memory."""
+    def _search(
+        self,
+        images: Tensor,
+        bare: Evidence,
+        calibrator: Calibrator | None,
+        search: Callable[[Evaluate, Evidence], Found],
+    ) -> tuple[Tensor, Found]:
+        """Return the calibrated root logits and what a search finds, in blocks that fit memory."""
         roots, parts = [], []
         for start in range(0, len(images), 128):
             batch, root = images[start : start + 128], bare.at(slice(start, start + 128))
             root = root if calibrator is None else calibrator(root)
             roots.append(root.logits)
-            parts.append(self.plan.search(self._evaluator(batch, calibrator), root))
+            parts.append(search(Views(self.predictor, batch, self.padding, self.interpolation, calibrator), root))
         marginal, near = (torch.cat([getattr(part, name) for part in parts]) for name in ("marginal", "near"))
         views = torch.cat([part.views for part in parts])
         return torch.cat(roots), Found(parts[0].beam, (), marginal, near, views)
-
-    def _evaluator(self, images: Tensor, calibrator: Calibrator | None) -> Evaluate:
-        def evaluate(index: Tensor, poses: Tensor) -> Evidence:
-            seen = self.predictor.views(images, index, poses, padding=self.padding, interpolation=self.interpolation)
-            return seen if calibrator is None else calibrator(seen)
-
-        return evaluate
 
     def _look(self, images: Tensor, index: Tensor | None) -> Evidence:
         """Return the bare evidence of the upright images, block by block."""

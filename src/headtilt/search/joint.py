@@ -20,6 +20,8 @@ from headtilt.groups import FiniteGroup, Group, check_levels, reflection
 from headtilt.result import Beam, Found, LatticeTrace, near_identity
 from headtilt.search.tree import judged, select
 
+GLANCES = 6  # views that may already decide
+
 
 @dataclass(frozen=True)
 class Joint:
@@ -61,16 +63,38 @@ class Joint:
         """Views that the lattice gets."""
         return self.budget - self.rounds * self.per_round
 
-    def search(self, evaluate: Evaluate, root: Evidence) -> Found:
+    @property
+    def glances(self) -> list[int]:
+        """Places in the lattice of a few views that cover it evenly, the identity in their middle."""
+        stride = max(self.coarse // GLANCES, 1)
+        around = range(self.coarse // 2 - GLANCES // 2 * stride, self.coarse, stride)
+        return [place for place in around if place >= 0][:GLANCES] if self.coarse >= GLANCES else [self.coarse // 2]
+
+    def glance(self, evaluate: Evaluate, root: Evidence) -> Seen:
+        """Return the first few views of the lattice, which may already decide; `search` goes on from there."""
+        points = lattice(self.levels, self.coarse)[self.glances].to(root.logits)
+        return look(evaluate, self.levels, points[None], root)
+
+    def judged(self, seen: Seen) -> Found:
+        """Return the best hypotheses among views seen so far."""
+        return harvest(self.levels, seen, judge(resolve(self.confidence), seen), self.hypotheses)
+
+    def search(self, evaluate: Evaluate, root: Evidence, seen: Seen | None = None) -> Found:
         """Return the best hypotheses over the lattice and its refinements.
 
         Args:
             evaluate: What the classifier says of views.
             root: Evidence (B, …) of the images as they came; the lattice holds the identity and inherits it.
+            seen: What a `glance` at these images saw, which is not looked at again.
         """
         measure = resolve(self.confidence)
         points = lattice(self.levels, self.coarse).to(root.logits)
-        seen = look(evaluate, self.levels, points[None], root)
+        if seen is None:
+            seen = look(evaluate, self.levels, points[None], root)
+        else:
+            known = set(self.glances)
+            rest = points[[place for place in range(self.coarse) if place not in known]]
+            seen = join(seen, look_everywhere(evaluate, self.levels, rest, root.logits.shape[0]))
         step = torch.tensor([first_step(group, self.coarse) for group in self.levels]).to(points)
         for _ in range(self.rounds):
             best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], self.hypotheses)
@@ -79,7 +103,7 @@ class Joint:
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
             seen = join(seen, look(evaluate, self.levels, around))
             step = step / 2
-        return harvest(self.levels, seen, judge(measure, seen), self.hypotheses)
+        return self.judged(seen)
 
 
 @dataclass(frozen=True)
@@ -89,6 +113,10 @@ class Seen:
     coordinates: Tensor
     poses: Tensor
     evidence: Evidence
+
+    def at(self, rows: Tensor) -> Seen:
+        """Return the views of the images at `rows`."""
+        return Seen(self.coordinates[rows], self.poses[rows], self.evidence.at(rows))
 
 
 def check_pointwise(confidence: str | Confidence) -> None:
@@ -183,6 +211,13 @@ def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root:
         before, after = fresh.at(slice(None), slice(None, here)), fresh.at(slice(None), slice(here, None))
         found = concatenate([before, found, after], dim=1)
     return Seen(coordinates.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), found)
+
+
+def look_everywhere(evaluate: Evaluate, levels: Sequence[Group], points: Tensor, batch: int) -> Seen:
+    """Return the views of each of `batch` images at the same points (V, L)."""
+    poses = matrices(levels, points)
+    evidence = everywhere(evaluate, batch, poses).reshape(batch, points.shape[0])
+    return Seen(points.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), evidence)
 
 
 def join(first: Seen, second: Seen) -> Seen:
