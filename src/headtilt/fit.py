@@ -151,7 +151,7 @@ class Fitter:
             distances = fit_prototypes if self.method == "prototypes" else fit_neighbours
             return distances(upright.at(train), targets[train]), self.method
         some = train[: max(BALANCE_IMAGES, 100 * classes)]
-        orbits = self._orbits(images, some, self.seed)[0].logits
+        orbits = self._orbits(images, some, self.seed, stage="balance")[0].logits
         best = self.readout == "incumbent"
         balance = fit_balance(orbits.amax(1) if best else orbits.logsumexp(1), upright_prior(targets, classes))
         if self.method == "bias":
@@ -160,8 +160,7 @@ class Fitter:
             return fit_map(orbits, targets[some], balance, best=best), "balance"
 
         def told(done: int, total: int, loss: float) -> None:  # noqa: ARG001
-            if self.progress is not None:
-                self.progress("head", done, total)
+            self._tell("head", done, total)
 
         def sample(index: Tensor, seed: int) -> tuple[Evidence, Tensor]:
             return self._orbits(images, index, seed)
@@ -269,6 +268,7 @@ class Fitter:
         """Return the calibrated root logits and what a search finds, in blocks that fit memory."""
         roots, parts = [], []
         for start in range(0, len(images), 128):
+            self._tell("gate", start, len(images))
             batch, root = images[start : start + 128], bare.at(slice(start, start + 128))
             root = root if calibrator is None else calibrator(root)
             roots.append(root.logits)
@@ -280,7 +280,15 @@ class Fitter:
     def _look(self, images: Tensor, index: Tensor | None) -> Evidence:
         """Return the bare evidence of the upright images, block by block."""
         chosen = images if index is None else images[index.cpu()]
-        return concatenate([self.predictor(self._cropped(part)) for part in chosen.split(1024)])
+        blocks, parts = chosen.split(1024), []
+        for number, part in enumerate(blocks):
+            self._tell("upright", number, len(blocks))
+            parts.append(self.predictor(self._cropped(part)))
+        return concatenate(parts)
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(stage, done, total)
 
     def _cropped(self, images: Tensor) -> Tensor:
         device, _ = self.predictor.device_and_dtype(images)
@@ -300,7 +308,7 @@ class Fitter:
         whole = images[index.cpu()].to(device)
         return self._cropped(warp(whole, tilts.to(device), padding=self.padding, interpolation=self.interpolation))
 
-    def _orbits(self, images: Tensor, index: Tensor, seed: int) -> tuple[Evidence, Tensor]:
+    def _orbits(self, images: Tensor, index: Tensor, seed: int, *, stage: str | None = None) -> tuple[Evidence, Tensor]:
         """Return the evidence (n, V, …) of tilted images over a shifted lattice of poses, and their aim (n, V)."""
         generator = torch.Generator().manual_seed(seed)
         levels = self.plan.levels
@@ -308,7 +316,10 @@ class Fitter:
         shift = torch.rand(len(levels), generator=generator)
         poses = matrices(levels, lattice(levels, count, shift).float())
         parts, aims = [], []
-        for number, part in enumerate(index.split(256)):
+        blocks = index.split(256)
+        for number, part in enumerate(blocks):
+            if stage is not None:
+                self._tell(stage, number, len(blocks))
             tilted = self._tilted(images, part, hash((seed, number)))
             left = poses @ self._tilts(len(part), hash((seed, number)))[:, None] - torch.eye(3)
             aims.append((-left.flatten(2).square().sum(2) / (2 * NEARNESS**2)).softmax(1).to(tilted.device))
