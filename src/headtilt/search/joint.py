@@ -32,7 +32,8 @@ class Joint:
         budget: Views per image.
         hypotheses: Hypotheses K to keep and refine, at most one per label.
         confidence: "energy", "bayesian" or a callable; curvature has no meaning on a lattice.
-        rounds: Refinement rounds; each spends K·2·L views around the best hypotheses, with half the step of the last.
+        rounds: Refinement rounds; each spends 2·L views around each of the best hypotheses, with half the step of the
+            last, and half of the hypotheses go before the next (successive halving).
     """
 
     levels: tuple[Group, ...]
@@ -49,19 +50,19 @@ class Joint:
         check_pointwise(self.confidence)
         if self.coarse < 1:
             raise OptionError(
-                f"budget must leave views for the lattice after {self.rounds} rounds of {self.per_round}; "
+                f"budget must leave views for the lattice after {self.budget - self.coarse} for {self.rounds} rounds; "
                 f"got {self.budget}. Use more views or fewer rounds."
             )
 
     @property
-    def per_round(self) -> int:
-        """Views that one round of refinement costs."""
-        return self.hypotheses * 2 * len(self.levels)
+    def survivors(self) -> list[int]:
+        """Hypotheses that each round refines."""
+        return [max(self.hypotheses >> number, 1) for number in range(self.rounds)]
 
     @property
     def coarse(self) -> int:
         """Views that the lattice gets."""
-        return self.budget - self.rounds * self.per_round
+        return self.budget - sum(self.survivors) * 2 * len(self.levels)
 
     @property
     def glances(self) -> list[int]:
@@ -96,8 +97,8 @@ class Joint:
             rest = points[[place for place in range(self.coarse) if place not in known]]
             seen = join(seen, look_everywhere(evaluate, self.levels, rest, root.logits.shape[0]))
         step = torch.tensor([first_step(group, self.coarse) for group in self.levels]).to(points)
-        for _ in range(self.rounds):
-            best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], self.hypotheses)
+        for keep in self.survivors:
+            best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], keep)
             centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
             moves = torch.cat([torch.diag(step), -torch.diag(step)])
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
