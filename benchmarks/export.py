@@ -21,6 +21,7 @@ from torch import Tensor
 import headtilt as ht
 from headtilt.adapters import Adapted, door
 from headtilt.adapters.images import find, prepare, read
+from headtilt.experiments.report import metadata, write_json
 
 BATCH = 4
 
@@ -48,7 +49,6 @@ def main() -> None:
         megabytes = path.stat().st_size / 2**20
         logits, pose, in_onnxruntime = run(path, tilted)
     report = {
-        "command": "python benchmarks/export.py --json results/export.json",
         "model": "mobilenet_v2_imagenet",
         "images": len(tilted),
         "views_per_image": arguments.budget,
@@ -57,11 +57,9 @@ def main() -> None:
         "poses_equal_percent": 100 * float((np.abs(pose - result.pose.numpy()).max((1, 2)) < 1e-4).mean()),
         "seconds": {"export": exporting, "python": in_python, "onnxruntime": in_onnxruntime},
         "megabytes": megabytes,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        **metadata("python benchmarks/export.py --json results/export.json"),
     }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(arguments.json, report)
     print(json.dumps(report, indent=1))
 
 

@@ -63,7 +63,7 @@ class Case:
     passes: int
     naive_passes: int
     naive: tuple[int, ...]
-    most_turns: int = 9
+    most_turns: int = 15
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     if options.peak:
         print(peak_of(json.loads(options.peak), options.device))
         return
-    turns = 3 if options.quick else 5
+    turns = 3 if options.quick else 15
     report: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine(options.device)}
     notes: list[str] = []
     report["networks"] = {}
@@ -137,7 +137,7 @@ def cases(device: str, quick: bool, notes: list[str]) -> list[Case]:
     else:
         found = [
             Case("small CNN", small, (1, 28, 28), 48 // part, (32, 64, 128, 256, 512, 1024), 50, 50, (1, 4)),
-            Case("large CNN", large, (3, 32, 32), 4 // part, (8, 16, 32, 64, 128), 4, 4, (1,)),
+            Case("large CNN", large, (3, 32, 32), 4 // part, (8, 16, 32, 64, 128), 4, 4, (1,), 7),
         ]
     folder = Path(os.environ.get("HEADTILT_DATA", "")) / "mobilenet_v2_imagenet"
     if not folder.is_dir():

@@ -167,6 +167,7 @@ def _describe_gate(gate: Gate | CautiousGate) -> dict[str, Any]:
     return {
         "margin": repr(gate.margin),
         "exit_at": None if gate.exit_at is None else repr(gate.exit_at),
+        "glance_at": None if gate.glance_at is None else repr(gate.glance_at),
         "hidden": None if gate.detector is None else gate.detector.network[0].out_features,
     }
 
@@ -179,7 +180,8 @@ def _gate(stored: dict[str, Any], tensors: dict[str, Tensor]) -> Gate | Cautious
         detector = Detector(tensors["detector.mean"], tensors["detector.deviation"], int(stored["hidden"]))
         detector.eval().requires_grad_(False)
     exit_at = None if stored["exit_at"] is None else float(stored["exit_at"])
-    gate = Gate(float(stored["margin"]), tensors["weights"], exit_at, detector)
+    glance_at = None if stored["glance_at"] is None else float(stored["glance_at"])
+    gate = Gate(float(stored["margin"]), tensors["weights"], exit_at, detector, glance_at)
     gate.load_state_dict(tensors)
     return gate
 

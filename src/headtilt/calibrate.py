@@ -15,12 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.errors import OptionError, at_least, one_of, positive
+from headtilt.errors import OptionError, at_least, is_number, one_of, positive
 from headtilt.evidence import Evidence, floored
 
 Calibrator = Callable[[Evidence], Evidence]
-OrbitSample = Callable[[Tensor, int], Evidence]
-"""``(index (n,), seed) -> Evidence (n, V, …)``: fit images under random tilts, each seen from V views."""
+OrbitSample = Callable[[Tensor, int], tuple[Evidence, Tensor]]
+"""``(index (n,), seed) -> Evidence (n, V, …), aim (n, V)``: fit images under random tilts, each seen from V views.
+
+The aim is how much of an image belongs to each of its views: most of it to those that undo its tilt.
+"""
 FEWEST_PER_CLASS = 20
 
 
@@ -131,6 +134,7 @@ class HeadRecipe:
         views: Views of each image's orbit per step, drawn anew each time.
         draws: After how many rounds the tilts of the first come again; None draws new ones each time, which costs
             another look at every image. A slow model on a CPU is served by 2.
+        pose: Weight of finding the right view beside the right label: better poses, for little in labels.
         patience: Rounds without improvement on the held-out fit images before it stops.
         learning_rate: Of AdamW, falling with a cosine.
     """
@@ -143,6 +147,7 @@ class HeadRecipe:
     batch: int = 128
     views: int = 24
     draws: int | None = None
+    pose: float = 0.0
     patience: int = 10
     learning_rate: float = 2e-3
 
@@ -154,6 +159,8 @@ class HeadRecipe:
         if self.draws is not None:
             at_least("draws", self.draws, 1)
         positive("learning_rate", self.learning_rate)
+        if not is_number(self.pose) or not 0 <= float(self.pose) < float("inf"):
+            raise OptionError(f"pose must be a weight of at least 0; got {self.pose!r}.")
 
 
 class OrbitHead(nn.Module):
@@ -234,7 +241,7 @@ def fit_head(
         progress: Called after each round with (round, rounds, held-out loss).
     """
     classes = len(balance.bias)
-    check = sample(held_out, seed)
+    check, check_aim = sample(held_out, seed)
     source = recipe.source if recipe.source != "auto" else "features" if check.features is not None else "logits"
     inputs = floored(check.logits) if source == "logits" else check.features
     if inputs is None:
@@ -254,28 +261,40 @@ def fit_head(
         optimiser = torch.optim.AdamW(
             head.parameters(), lr=recipe.learning_rate, weight_decay=0.01 if per_class else 0.2
         )
-        best, best_loss, waited = copy.deepcopy(head.state_dict()), _loss(head, check, targets[held_out]), 0
-        kept: dict[int, tuple[Tensor, Evidence]] = {}
+
+        def held_out_loss() -> float:
+            head.eval()
+            with torch.no_grad():
+                return float(_loss(head, check, check_aim, targets[held_out], recipe.pose))
+
+        best, best_loss, waited = copy.deepcopy(head.state_dict()), held_out_loss(), 0
+        kept: dict[int, tuple[Tensor, Evidence, Tensor]] = {}
         for number in range(recipe.rounds):
             draw = number % (recipe.draws or recipe.rounds)
             if draw not in kept:
                 pool = train[torch.randperm(len(train))[: recipe.pool].to(train.device)]
-                kept[draw] = pool, sample(pool, hash((seed, number + 1)))
-            pool, orbits = kept[draw] if recipe.draws else kept.pop(draw)
+                kept[draw] = pool, *sample(pool, hash((seed, number + 1)))
+            pool, orbits, aim = kept[draw] if recipe.draws else kept.pop(draw)
             for step, batch in enumerate(_batches(len(pool), recipe.batch, recipe.steps)):
                 done = (number + step / recipe.steps) / recipe.rounds
                 for group in optimiser.param_groups:
                     group["lr"] = recipe.learning_rate * 0.5 * (1 + torch.cos(torch.tensor(done * torch.pi)).item())
                 some = batch.to(train.device)
                 seen = torch.randperm(orbits.logits.shape[1])[: recipe.views].to(train.device)
-                _train_step(head, optimiser, orbits.at(some[:, None], seen), targets[pool[some]])
-            loss = _loss(head, check, targets[held_out])
-            if loss < best_loss:
-                best, best_loss, waited = copy.deepcopy(head.state_dict()), loss, 0
+                head.train()
+                with torch.enable_grad():
+                    views = some[:, None], seen
+                    loss = _loss(head, orbits.at(*views), aim[views], targets[pool[some]], recipe.pose)
+                    optimiser.zero_grad(set_to_none=True)
+                    loss.backward()
+                    optimiser.step()
+            told = held_out_loss()
+            if told < best_loss:
+                best, best_loss, waited = copy.deepcopy(head.state_dict()), told, 0
             else:
                 waited += 1
             if progress is not None:
-                progress(number + 1, recipe.rounds, loss)
+                progress(number + 1, recipe.rounds, told)
             if waited >= recipe.patience:
                 break
     head.load_state_dict(best)
@@ -292,19 +311,15 @@ def _batches(count: int, size: int, steps: int) -> Iterator[Tensor]:
         order = order[size:]
 
 
-def _train_step(head: OrbitHead, optimiser: torch.optim.Optimizer, orbits: Evidence, targets: Tensor) -> None:
-    head.train()
-    with torch.enable_grad():
-        loss = F.cross_entropy(head(orbits).logits.logsumexp(1), targets)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
-
-
-@torch.no_grad()
-def _loss(head: OrbitHead, orbits: Evidence, targets: Tensor) -> float:
-    head.eval()
-    return float(F.cross_entropy(head(orbits).logits.logsumexp(1), targets))
+def _loss(head: OrbitHead, orbits: Evidence, aim: Tensor, targets: Tensor, pose: float) -> Tensor:
+    """Return the cross-entropy of the labels pooled over views, and of the views for the right label."""
+    scores = head(orbits).logits
+    loss = F.cross_entropy(scores.logsumexp(1), targets)
+    if pose:
+        own = scores.gather(2, targets[:, None, None].expand(-1, scores.shape[1], 1))[:, :, 0]
+        share = aim / aim.sum(1, keepdim=True).clamp_min(1e-12)  # of the views that are looked at
+        loss = loss - pose * (share * own.log_softmax(1)).sum(1).mean()
+    return loss
 
 
 class Prototypes(nn.Module):

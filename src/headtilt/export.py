@@ -77,6 +77,9 @@ class Graph(nn.Module):
         kept = torch.zeros_like(bare.labels, dtype=torch.bool)
         if self.gate is not None:
             kept = self.gate.leaves_early(bare) | self.gate.keeps(bare, root.logits, found)
+        if isinstance(self.gate, Gate) and self.gate.glance_at is not None and isinstance(self.plan, Joint):
+            glanced = self.plan.judged(self.plan.glance(evaluate, root))
+            kept = kept | self.gate.leaves_at_a_glance(bare, root.logits, glanced)
         identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         return (
             own_shape(torch.where(kept[:, None], bare.logits, logits), self.predictor.single_logit),

@@ -21,11 +21,11 @@ from headtilt.calibrate import (
     upright_prior,
 )
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
-from headtilt.evidence import Evaluate, Evidence, Predictor, concatenate
+from headtilt.evidence import Evaluate, Evidence, Predictor, Views, concatenate
 from headtilt.gate import Detector, Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
 from headtilt.groups import FiniteGroup, Group, invert
 from headtilt.result import Found
-from headtilt.search.joint import lattice, matrices, spread
+from headtilt.search.joint import Joint, lattice, matrices, spread
 from headtilt.temperature import fit_temperature
 from headtilt.warp import Interpolation, Padding, check_images, warp
 
@@ -36,6 +36,7 @@ FEWEST = 8
 BALANCE_IMAGES = 2000
 HELD_OUT_IMAGES = 2000
 DETECTOR_IMAGES = 8192
+NEARNESS = 0.35  # distance ‖T − I‖ of a view from upright at which it counts half as much or so: a turn by 15°
 
 
 class Plan(Protocol):
@@ -150,7 +151,7 @@ class Fitter:
             distances = fit_prototypes if self.method == "prototypes" else fit_neighbours
             return distances(upright.at(train), targets[train]), self.method
         some = train[: max(BALANCE_IMAGES, 100 * classes)]
-        orbits = self._orbits(images, some, self.seed).logits
+        orbits = self._orbits(images, some, self.seed, stage="balance")[0].logits
         best = self.readout == "incumbent"
         balance = fit_balance(orbits.amax(1) if best else orbits.logsumexp(1), upright_prior(targets, classes))
         if self.method == "bias":
@@ -159,10 +160,9 @@ class Fitter:
             return fit_map(orbits, targets[some], balance, best=best), "balance"
 
         def told(done: int, total: int, loss: float) -> None:  # noqa: ARG001
-            if self.progress is not None:
-                self.progress("head", done, total)
+            self._tell("head", done, total)
 
-        def sample(index: Tensor, seed: int) -> Evidence:
+        def sample(index: Tensor, seed: int) -> tuple[Evidence, Tensor]:
             return self._orbits(images, index, seed)
 
         return fit_head(sample, targets, train, held_out, balance, self.recipe, seed=self.seed, progress=told), "head"
@@ -183,7 +183,7 @@ class Fitter:
         cases = [(self._cropped(images[held_out.cpu()]), straight)] + [
             (batch, self.predictor(batch)) for batch in tilted
         ]
-        searched = [(bare, *self._search(batch, bare, calibrator)) for batch, bare in cases]
+        searched = [(bare, *self._search(batch, bare, calibrator, self.plan.search)) for batch, bare in cases]
         detector = self._detector(images, upright, targets, train[:DETECTOR_IMAGES])
         against = [statistics(bare, root, found, detector) for bare, root, found in searched]
         winners = [found.marginal.argmax(1) for _, _, found in searched]
@@ -198,15 +198,24 @@ class Fitter:
         own = straight.logits.softmax(1)
         cost = own.gather(1, truth[:, None])[:, 0] - own.gather(1, winners[0][:, None])[:, 0]
         margin = margin_for(against[0] @ weights, cost, promise.upright)
-        exit_at = None
+        exit_at = glance_at = None
         if self.early_exit:
-            harm = []
-            for rows, winner, (bare, _, _) in zip(against[1:], winners[1:], searched[1:], strict=True):
-                after = torch.where(rows @ weights < margin, bare.labels, winner)
-                harm.append((after == truth).long() - (bare.labels == truth).long())
-            scores = torch.cat([detector(bare) for bare, _, _ in searched[1:]])
-            exit_at = exit_for(scores, torch.cat(harm), promise.tilted)
-        gate = Gate(margin, weights, exit_at, detector)
+            kept = [rows @ weights < margin for rows in against]
+            harm = torch.cat(
+                [
+                    (torch.where(keep, bare.labels, winner) == truth).long() - (bare.labels == truth).long()
+                    for keep, winner, (bare, _, _) in zip(kept[1:], winners[1:], searched[1:], strict=True)
+                ]
+            )
+            trust = torch.cat([detector(bare) for bare, _, _ in searched[1:]])
+            if isinstance(self.plan, Joint):
+                # Half of what may be lost is for the glance, which decides about the images that are still there.
+                exit_at = exit_for(trust, harm, promise.tilted / 2)
+                glanced = self._glance_evidence(cases[1:], calibrator, detector) @ weights
+                glance_at = -exit_for(-glanced, torch.where(trust >= exit_at, 0, harm), promise.tilted / 2)
+            else:
+                exit_at = exit_for(trust, harm, promise.tilted)
+        gate = Gate(margin, weights, exit_at, detector, glance_at)
         changed = (against[0] @ weights >= margin) & (winners[0] != truth)
         temperature = None
         if self.readout == "marginal":
@@ -224,9 +233,23 @@ class Fitter:
             "margin": margin,
             "weights": weights.tolist(),
             "exit_at": exit_at,
+            "glance_at": glance_at,
             "upright_answers_changed": float(changed.float().mean()) * 100,
             "upright_leave_early": float(gate.leaves_early(straight).float().mean()) * 100,
         }
+
+    def _glance_evidence(
+        self, cases: Sequence[tuple[Tensor, Evidence]], calibrator: Calibrator | None, detector: Detector
+    ) -> Tensor:
+        """Return what speaks against the bare answers (n, 5) after a glance at each batch of images."""
+        plan = self.plan
+        assert isinstance(plan, Joint)
+
+        def glance(evaluate: Evaluate, root: Evidence) -> Found:
+            return plan.judged(plan.glance(evaluate, root))
+
+        found = [(bare, *self._search(batch, bare, calibrator, glance)) for batch, bare in cases]
+        return torch.cat([statistics(*case, detector) for case in found])
 
     def _detector(self, images: Tensor, upright: Evidence, targets: Tensor, train: Tensor) -> Detector:
         """Return a detector trained on those images, each upright and under two tilts."""
@@ -235,54 +258,71 @@ class Fitter:
         right = torch.cat([root.labels == targets[train] for root in roots])
         return fit_detector(concatenate(roots), right, seed=self.seed)
 
-    def _search(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> tuple[Tensor, Found]:
-        """Return the calibrated root logits and what the search finds, in blocks that fit memory."""
+    def _search(
+        self,
+        images: Tensor,
+        bare: Evidence,
+        calibrator: Calibrator | None,
+        search: Callable[[Evaluate, Evidence], Found],
+    ) -> tuple[Tensor, Found]:
+        """Return the calibrated root logits and what a search finds, in blocks that fit memory."""
         roots, parts = [], []
         for start in range(0, len(images), 128):
+            self._tell("gate", start, len(images))
             batch, root = images[start : start + 128], bare.at(slice(start, start + 128))
             root = root if calibrator is None else calibrator(root)
             roots.append(root.logits)
-            parts.append(self.plan.search(self._evaluator(batch, calibrator), root))
+            parts.append(search(Views(self.predictor, batch, self.padding, self.interpolation, calibrator), root))
         marginal, near = (torch.cat([getattr(part, name) for part in parts]) for name in ("marginal", "near"))
         views = torch.cat([part.views for part in parts])
         return torch.cat(roots), Found(parts[0].beam, (), marginal, near, views)
 
-    def _evaluator(self, images: Tensor, calibrator: Calibrator | None) -> Evaluate:
-        def evaluate(index: Tensor, poses: Tensor) -> Evidence:
-            seen = self.predictor.views(images, index, poses, padding=self.padding, interpolation=self.interpolation)
-            return seen if calibrator is None else calibrator(seen)
-
-        return evaluate
-
     def _look(self, images: Tensor, index: Tensor | None) -> Evidence:
         """Return the bare evidence of the upright images, block by block."""
         chosen = images if index is None else images[index.cpu()]
-        return concatenate([self.predictor(self._cropped(part)) for part in chosen.split(1024)])
+        blocks, parts = chosen.split(1024), []
+        for number, part in enumerate(blocks):
+            self._tell("upright", number, len(blocks))
+            parts.append(self.predictor(self._cropped(part)))
+        return concatenate(parts)
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(stage, done, total)
 
     def _cropped(self, images: Tensor) -> Tensor:
         device, _ = self.predictor.device_and_dtype(images)
         return centre_crop(images.to(device), self.crop)
 
-    def _tilted(self, images: Tensor, index: Tensor, seed: int) -> Tensor:
-        """Return the images at `index`, each tilted by its own draw from the groups of the search."""
+    def _tilts(self, count: int, seed: int) -> Tensor:
+        """Return transforms (count, 3, 3), each its own draw from what the groups of the search undo."""
         generator = torch.Generator().manual_seed(seed)
-        unit = torch.rand(len(index), len(self.plan.levels), generator=generator)
+        unit = torch.rand(count, len(self.plan.levels), generator=generator)
         coordinates = [spread(group, unit[:, place]) for place, group in enumerate(self.plan.levels)]
-        tilts = invert(matrices(self.plan.levels, torch.stack(coordinates, dim=-1)))
+        return invert(matrices(self.plan.levels, torch.stack(coordinates, dim=-1)))
+
+    def _tilted(self, images: Tensor, index: Tensor, seed: int) -> Tensor:
+        """Return the images at `index`, each tilted by its own draw."""
+        tilts = self._tilts(len(index), seed)
         device, _ = self.predictor.device_and_dtype(images)
         whole = images[index.cpu()].to(device)
         return self._cropped(warp(whole, tilts.to(device), padding=self.padding, interpolation=self.interpolation))
 
-    def _orbits(self, images: Tensor, index: Tensor, seed: int) -> Evidence:
-        """Return the evidence (n, V, …) of tilted images over a randomly shifted lattice of poses."""
+    def _orbits(self, images: Tensor, index: Tensor, seed: int, *, stage: str | None = None) -> tuple[Evidence, Tensor]:
+        """Return the evidence (n, V, …) of tilted images over a shifted lattice of poses, and their aim (n, V)."""
         generator = torch.Generator().manual_seed(seed)
         levels = self.plan.levels
         count = self.views or default_views(levels)
         shift = torch.rand(len(levels), generator=generator)
         poses = matrices(levels, lattice(levels, count, shift).float())
-        parts = []
-        for number, part in enumerate(index.split(256)):
+        parts, aims = [], []
+        blocks = index.split(256)
+        for number, part in enumerate(blocks):
+            if stage is not None:
+                self._tell(stage, number, len(blocks))
             tilted = self._tilted(images, part, hash((seed, number)))
+            left = poses @ self._tilts(len(part), hash((seed, number)))[:, None] - torch.eye(3)
+            aims.append((-left.flatten(2).square().sum(2) / (2 * NEARNESS**2)).softmax(1).to(tilted.device))
             rows = torch.arange(len(part), device=tilted.device).repeat_interleave(count)
             evidence = self.predictor.views(
                 tilted,
@@ -292,7 +332,7 @@ class Fitter:
                 interpolation=self.interpolation,
             )
             parts.append(evidence.reshape(len(part), count))
-        return concatenate(parts)
+        return concatenate(parts), torch.cat(aims)
 
 
 def default_views(levels: Sequence[Group]) -> int:

@@ -1,8 +1,9 @@
 """The gate: the bare model's own answer stays unless the search clearly beats it, so that upright images lose nothing.
 
-Stage one, the *exit*, looks at the image as it came and lets it go where the bare answer can be trusted: one view.
-Stage two, the *margin*, looks at what the search found and keeps the bare answer unless the evidence against it is
-strong. Both thresholds are set without labels, from a promise in points of upright accuracy.
+Stage one, the *exit*, looks at the image as it came and lets it go where the bare answer can be trusted: one view. In a
+search over a lattice a *glance* at six views may let it go next. Stage two, the *margin*, looks at what the search has
+found and keeps the bare answer unless the evidence against it is strong. All thresholds are set without labels, from a
+promise in points of accuracy.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Gate(nn.Module):
         weights: (5,), how the `statistics` are weighed; by default the first alone, as plain log-odds.
         exit_at: Score at which an image leaves before the search; None for never.
         detector: What gives that score from the evidence of the image as it came.
+        glance_at: Evidence against the bare answer, over a few views, below which an image leaves; None for no glance.
     """
 
     weights: Tensor
@@ -76,11 +78,12 @@ class Gate(nn.Module):
         weights: Tensor | None = None,
         exit_at: float | None = None,
         detector: Detector | None = None,
+        glance_at: float | None = None,
     ) -> None:
         super().__init__()
         if not is_number(margin) or margin != margin:
             raise OptionError(f"margin must be a number of log-odds; got {margin!r}.")
-        self.margin, self.exit_at, self.detector = float(margin), exit_at, detector
+        self.margin, self.exit_at, self.detector, self.glance_at = float(margin), exit_at, detector, glance_at
         self.register_buffer("weights", plain_weights() if weights is None else weights.clone())
 
     def leaves_early(self, root: Evidence) -> Tensor:
@@ -89,10 +92,19 @@ class Gate(nn.Module):
             return torch.zeros_like(root.labels, dtype=torch.bool)
         return self.detector(root) >= self.exit_at
 
+    def leaves_at_a_glance(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
+        """Return which images (B,) need no more than the few views that were found."""
+        if self.glance_at is None:
+            return torch.zeros_like(bare.labels, dtype=torch.bool)
+        return self._against(bare, root, found) < self.glance_at
+
     def keeps(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
         """Return for which images (B,) the bare answer stays after the search."""
+        return self._against(bare, root, found) < self.margin
+
+    def _against(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
         against = statistics(bare, root, found, self.detector)
-        return against @ self.weights.to(against) < self.margin
+        return against @ self.weights.to(against)
 
 
 class CautiousGate(nn.Module):

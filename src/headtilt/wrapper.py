@@ -23,7 +23,7 @@ from headtilt.gate import CautiousGate, Gate, Promise
 from headtilt.groups import Group, rotation
 from headtilt.result import Found, SearchResult, concatenate, own_shape, read_out, scatter
 from headtilt.search.anneal import Anneal
-from headtilt.search.joint import Joint, lattice, matrices
+from headtilt.search.joint import Joint, Seen, lattice, matrices
 from headtilt.search.tree import Tree, root_beam, take
 from headtilt.warp import Interpolation, Padding, check_images, padding_values
 
@@ -343,18 +343,24 @@ class ITS(nn.Module):
 
     def _search_block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
         root = bare if calibrator is None else calibrator(bare)
-        out = torch.zeros_like(bare.labels, dtype=torch.bool) if self.gate is None else self.gate.leaves_early(bare)
-        left = (~out).nonzero()[:, 0]
-        searched_images = images if len(left) == len(out) else images[left]
-        evaluate = Views(self.predictor, searched_images, self.padding, self.interpolation, calibrator)
-        if len(left) < len(out):
-            searched = self.plan.search(evaluate, root.at(left)) if len(left) else None
-            found = settled(root, searched, left, self.plan.hypotheses)
+
+        def views_of(rows: Tensor) -> Views:
+            some = images if len(rows) == len(images) else images[rows]
+            return Views(self.predictor, some, self.padding, self.interpolation, calibrator)
+
+        left, seen, looked = self._still_open(views_of, bare, root)
+        searched = None
+        if len(left):
+            rest = root.at(left)
+            known = {} if seen is None else {"seen": seen}
+            searched = self.plan.search(views_of(left), rest, **known)
+        if searched is None or len(left) < len(images):
+            found = settled(root, searched, left, self.plan.hypotheses, looked)
         else:
-            found = self.plan.search(evaluate, root)
-        kept = out
+            found = searched
+        kept = torch.ones_like(bare.labels, dtype=torch.bool).index_fill(0, left, False)
         if self.gate is not None:
-            kept = out | self.gate.keeps(bare, root.logits, found)
+            kept = kept | self.gate.keeps(bare, root.logits, found)
         logits, pose = read_out(found, self.readout)
         identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         return SearchResult(
@@ -371,6 +377,21 @@ class ITS(nn.Module):
             multilabel=self.plan.confidence == "multilabel",
             temperature=float(self.report.get("temperature", 1.0)),
         )
+
+    def _still_open(
+        self, views_of: Callable[[Tensor], Views], bare: Evidence, root: Evidence
+    ) -> tuple[Tensor, Seen | None, Tensor]:
+        """Return which images the gate does not let go early, what a glance saw of them, and views shown (B,)."""
+        looked, gate = torch.ones_like(bare.labels), self.gate
+        if gate is None:
+            return torch.arange(len(looked), device=looked.device), None, looked
+        left = (~gate.leaves_early(bare)).nonzero()[:, 0]
+        if not (isinstance(gate, Gate) and gate.glance_at is not None and isinstance(self.plan, Joint) and len(left)):
+            return left, None, looked
+        seen = self.plan.glance(views_of(left), root.at(left))
+        sure = gate.leaves_at_a_glance(bare.at(left), root.logits[left], self.plan.judged(seen))
+        looked[left] = seen.poses.shape[1]
+        return left[~sure], seen.at(~sure), looked
 
     def _batch_balance(self, images: Tensor) -> Balance:
         """Return the balance under which all classes win equally often over the orbits of this very batch."""
@@ -413,10 +434,18 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     return cast(Gate | None, gate)
 
 
-def settled(root: Evidence, found: Found | None, left: Tensor, slots: int) -> Found:
-    """Return what was found for the images at `left`, and for all others the image as it came, in the first slot."""
+def settled(root: Evidence, found: Found | None, left: Tensor, slots: int, views: Tensor) -> Found:
+    """Return what was found for the images at `left`, and for all others the image as it came, in the first slot.
+
+    Args:
+        root: Calibrated evidence (B, …) of the images as they came.
+        found: Of the images at `left`; None where there are none.
+        left: Which images were searched.
+        slots: Hypotheses per image.
+        views: (B,), how many views each of the others was shown.
+    """
     index = torch.zeros(len(root.logits), slots, dtype=torch.long, device=root.logits.device)
     beam = take(root_beam(Evidence(root.logits)), index)
     beam = replace(beam, active=(torch.arange(slots, device=index.device) == 0).expand_as(beam.active))
-    whole = Found(beam, (), root.logits, root.logits, torch.ones_like(root.labels))
+    whole = Found(beam, (), root.logits, root.logits, views)
     return whole if found is None else scatter(whole, found, left)

@@ -173,7 +173,7 @@ class Cue:
         self.views, self.classes, self.features = views, classes, features
         self.labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(5))
 
-    def __call__(self, index: Tensor, seed: int) -> Evidence:
+    def __call__(self, index: Tensor, seed: int) -> tuple[Evidence, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         shape = (len(index), self.views)
         claimed = torch.randint(self.classes, shape, generator=generator)
@@ -183,7 +183,7 @@ class Cue:
         logits = 5.0 * torch.nn.functional.one_hot(claimed, self.classes)
         features = torch.randn(*shape, 6, generator=generator)
         features[..., 2] = canonical.float()
-        return Evidence(logits, features if self.features else None)
+        return Evidence(logits, features if self.features else None), canonical.float()
 
     def fit(self, recipe: HeadRecipe = RECIPE, **options) -> OrbitHead:
         train, held_out = torch.arange(100, len(self.labels)), torch.arange(100)
@@ -198,14 +198,14 @@ def cue_head() -> OrbitHead:
 
 def test_the_head_learns_a_planted_pose_cue_from_features(cue_head):
     task, index = Cue(), torch.arange(600)
-    seen = task(index, seed=12345)
+    seen, _ = task(index, seed=12345)
     assert accuracy(seen.logits.logsumexp(1), task.labels) < 0.6
     assert accuracy(cue_head(seen).logits.logsumexp(1), task.labels) > 0.97
 
 
 def test_the_head_prefers_the_canonical_view(cue_head):
     task, index = Cue(), torch.arange(200)
-    seen = task(index, seed=999)
+    seen, _ = task(index, seed=999)
     best = cue_head(seen).logits.amax(-1).argmax(1)
     canonical = seen.features[..., 2].argmax(1)
     assert float((best == canonical).float().mean()) > 0.95
@@ -215,13 +215,13 @@ def test_the_head_cannot_find_the_cue_where_it_reads_logits_alone():
     task = Cue(features=False)
     head = task.fit()
     assert head.source == "logits"
-    assert accuracy(head(task(torch.arange(600), 4)).logits.logsumexp(1), task.labels) < 0.7
+    assert accuracy(head(task(torch.arange(600), 4)[0]).logits.logsumexp(1), task.labels) < 0.7
 
 
 def test_the_head_starts_as_the_balance():
     task = Cue()
     head = task.fit(HeadRecipe(rounds=0, hidden=16))
-    seen = task(torch.arange(50), 3)
+    seen, _ = task(torch.arange(50), 3)
     balanced = Balance(torch.linspace(-0.1, 0.1, 4))(seen)
     assert torch.equal(head(seen).logits, balanced.logits)
 
@@ -231,7 +231,10 @@ def test_a_head_that_cannot_learn_is_the_balance_it_started_from():
     task = Cue()
     noise = torch.randint(4, (600,), generator=torch.Generator().manual_seed(77))
     head = fit_head(
-        lambda index, seed: Evidence(torch.zeros(len(index), 8, 4), torch.ones(len(index), 8, 3)),
+        lambda index, seed: (
+            Evidence(torch.zeros(len(index), 8, 4), torch.ones(len(index), 8, 3)),
+            torch.ones(len(index), 8),
+        ),
         noise,
         torch.arange(100, 600),
         torch.arange(100),
@@ -264,7 +267,7 @@ def test_the_head_leaves_the_global_random_stream_alone():
 def test_a_fitted_head_is_frozen_and_deterministic(cue_head):
     assert not cue_head.training
     assert not any(parameter.requires_grad for parameter in cue_head.parameters())
-    seen = Cue()(torch.arange(20), 1)
+    seen, _ = Cue()(torch.arange(20), 1)
     assert torch.equal(cue_head(seen).logits, cue_head(seen).logits)
 
 
@@ -272,7 +275,7 @@ def test_with_many_classes_the_head_gives_one_number_per_view():
     task = Cue(count=600, classes=40)
     head = task.fit()
     assert head.network[-1].out_features == 1
-    seen = task(torch.arange(600), seed=12345)
+    seen, _ = task(torch.arange(600), seed=12345)
     added = head(seen).logits - (seen.logits + head.bias) * head.log_scale.exp()
     assert_close(added, added[..., :1].expand_as(added), rtol=0, atol=1e-4)
     assert accuracy(head(seen).logits.logsumexp(1), task.labels) > accuracy(seen.logits.logsumexp(1), task.labels) + 0.3
@@ -327,14 +330,14 @@ def test_recipes_that_mean_nothing_are_refused(options, message):
 def test_a_head_survives_logits_of_minus_infinity():
     class RuledOut(Cue):
         def __call__(self, index, seed):
-            seen = super().__call__(index, seed)
-            return Evidence(torch.cat([seen.logits, torch.full_like(seen.logits[..., :1], -math.inf)], dim=-1))
+            seen, aim = super().__call__(index, seed)
+            return Evidence(torch.cat([seen.logits, torch.full_like(seen.logits[..., :1], -math.inf)], dim=-1)), aim
 
     task = RuledOut()
     head = fit_head(
         task, task.labels, torch.arange(100, 600), torch.arange(100), Balance(torch.zeros(5)), HeadRecipe(rounds=1)
     )
-    scores = head(task(torch.arange(20), 0)).logits
+    scores = head(task(torch.arange(20), 0)[0]).logits
     assert bool(scores.isfinite().all())
     assert float(scores[..., 4].max()) < -500 < float(scores[..., :4].min())
     assert accuracy(scores.logsumexp(1), task.labels[:20]) > 0.25
@@ -343,11 +346,12 @@ def test_a_head_survives_logits_of_minus_infinity():
 def test_a_head_on_double_precision_logits_is_trained_and_answers_in_double_precision():
     class Double(Cue):
         def __call__(self, index, seed):
-            return Evidence(super().__call__(index, seed).logits.double())
+            seen, aim = super().__call__(index, seed)
+            return Evidence(seen.logits.double()), aim
 
     task = Double()
     head = task.fit(HeadRecipe(rounds=1, steps=2, hidden=8))
-    assert head(task(torch.arange(5), 0)).logits.dtype == torch.float64
+    assert head(task(torch.arange(5), 0)[0]).logits.dtype == torch.float64
 
 
 # --- distance scores --------------------------------------------------------------------------------------------------
@@ -474,9 +478,33 @@ def test_tilts_are_drawn_anew_each_round_or_come_again(draws, looks):
 
     def sample(index, seed):
         seen.append(seed)
-        return Evidence(views[index])
+        return Evidence(views[index]), torch.ones(len(index), 6)
 
     recipe = HeadRecipe(source="logits", hidden=8, rounds=6, steps=2, draws=draws, patience=9)
     everything = torch.arange(120)
     fit_head(sample, labels, everything[:100], everything[100:], Balance(torch.zeros(3)), recipe)
     assert len(seen) == 1 + looks  # one of them for the held-out images
+
+
+def test_a_pose_weight_finds_the_right_view_more_often():
+    """Every view claims the right label, so that the labels alone say nothing of the pose."""
+
+    class Told(Cue):
+        def __call__(self, index, seed):
+            seen, aim = super().__call__(index, seed)
+            labels = self.labels[index][:, None].expand_as(aim)
+            return Evidence(5.0 * torch.nn.functional.one_hot(labels, self.classes), seen.features), aim
+
+    task = Told()
+    seen, aim = task(torch.arange(100), 5)
+    found = []
+    for pose in (0.0, 1.0):
+        head = task.fit(HeadRecipe(rounds=4, steps=32, hidden=16, pose=pose))
+        found.append(float((head(seen).logits.logsumexp(2).argmax(1) == aim.argmax(1)).double().mean()))
+    assert found[0] < 0.5 < 0.95 < found[1]
+
+
+@pytest.mark.parametrize("pose", [-0.1, math.nan, math.inf, "much"], ids=str)
+def test_pose_weights_that_mean_nothing_are_refused(pose):
+    with pytest.raises(ht.OptionError, match="pose must be a weight of at least 0"):
+        HeadRecipe(pose=pose)

@@ -21,7 +21,8 @@ from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.evidence import Predictor
 from headtilt.fit import Fitter, centre_crop, gather
 from headtilt.gate import Promise
-from headtilt.search.joint import Joint
+from headtilt.groups import decompose
+from headtilt.search.joint import Joint, lattice
 
 from .conftest import QUICK
 
@@ -278,7 +279,7 @@ def test_classes_win_over_the_orbits_that_were_fitted_as_often_as_they_occur(dig
     with torch.no_grad():
         balance = fitter.fit(upright).calibrator
         train, _ = fitting._halves(200, None, 0)
-        orbits = balance(fitter._orbits(upright, train, 0)).logits
+        orbits = balance(fitter._orbits(upright, train, 0)[0]).logits
         prior = upright_prior(digits_net(upright).argmax(1), 9)
     scores = orbits.amax(1) if readout == "incumbent" else orbits.logsumexp(1)
     assert_close(scores.softmax(1).mean(0).double(), prior, rtol=0, atol=0.01)
@@ -288,10 +289,25 @@ def test_orbits_are_views_of_tilted_images_and_follow_their_seed(digits_net, upr
     fitter = Fitter(Predictor(digits_net), Joint((ht.rotation(), ht.scale())), views=10)
     index = torch.tensor([3, 1, 4])
     with torch.no_grad():
-        first, same, other = (fitter._orbits(upright, index, seed).logits for seed in (1, 1, 2))
+        first, same, other = (fitter._orbits(upright, index, seed)[0].logits for seed in (1, 1, 2))
     assert first.shape == (3, 10, 9)
     assert torch.equal(first, same)
     assert float((first - other).abs().max()) > 0.1
+
+
+def test_an_image_belongs_to_the_views_that_undo_its_tilt(digits_net, upright):
+    fitter = Fitter(Predictor(digits_net), Joint((ht.rotation(),)), views=24)
+    index = torch.arange(20)
+    with torch.no_grad():
+        _, aim = fitter._orbits(upright, index, 3)
+    shift = torch.rand(1, generator=torch.Generator().manual_seed(3))
+    angles = lattice((ht.rotation(),), 24, shift)[:, 0]
+    tilts = decompose(fitter._tilts(20, hash((3, 0)))).rotation
+    left = torch.rad2deg(angles[None] + tilts[:, None])
+    left = (left + 180) % 360 - 180
+    assert_close(aim.sum(1), torch.ones(20))
+    assert torch.equal(aim.argmax(1), left.abs().argmin(1))
+    assert bool((aim[left.abs() > 60] < 1e-3).all())
 
 
 def test_held_out_images_are_a_fifth_and_never_fitted_on():
@@ -407,8 +423,10 @@ def test_fitting_turns_a_search_that_harms_into_one_that_helps(digits_net, uprig
 
 def test_progress_names_the_stage(digits_net, upright):
     told = []
-    joint(digits_net).fit(upright, recipe=QUICK, promise=None, views=4, progress=lambda *args: told.append(args))
-    assert told == [("head", 1, 2), ("head", 2, 2)]
+    joint(digits_net).fit(upright, recipe=QUICK, views=4, progress=lambda *args: told.append(args))
+    assert [args for args in told if args[0] == "head"] == [("head", 1, 2), ("head", 2, 2)]
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["upright", "balance", "head", "gate"]
+    assert all(0 <= done <= total for _, done, total in told)
 
 
 # --- photographs ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import headtilt as ht
 from headtilt import data as ht_data
 from headtilt import fit as fitting
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.evidence import Evidence
+from headtilt.evidence import Evidence, Predictor
 from headtilt.gate import (
     CautiousGate,
     Detector,
@@ -30,6 +30,7 @@ from headtilt.gate import (
     statistics,
 )
 from headtilt.result import Found, concatenate
+from headtilt.search.joint import Joint, lattice
 from headtilt.search.tree import root_beam
 
 from .conftest import QUICK
@@ -402,3 +403,69 @@ def test_the_cautious_gate_weighs_the_lead_in_deviations_and_the_doubt():
         score = lead / spread + 0.4 * doubt.log()
         kept = CautiousGate().keeps(bare, bare.logits, found(marginal, near))
         assert kept.tolist() == (score < 2.5).tolist()
+
+
+# --- at a glance ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [6, 7, 24, 54, 72, 216])
+def test_a_glance_is_six_places_of_the_lattice_with_the_identity_in_their_middle(budget):
+    plan = Joint((ht.rotation(), ht.scale(0.25)), budget=budget)
+    points = lattice(plan.levels, budget)[plan.glances]
+    assert len(set(plan.glances)) == 6
+    assert_close(points[3], torch.zeros(2).double())
+    turns = points[:, 0].sort().values
+    gaps = torch.cat([turns.diff(), turns[:1] + 2 * math.pi - turns[-1:]])
+    assert float(gaps.max()) < 2 * math.pi / 6 * 2  # no third of the turn is left out
+
+
+def test_a_search_that_goes_on_from_a_glance_sees_every_view_once_and_finds_the_same(digits_net, tilted):
+    plan, predictor = Joint((ht.rotation(),), budget=24, rounds=1, hypotheses=2), Predictor(digits_net)
+    with torch.no_grad():
+        root = predictor(tilted)
+        asked = []
+
+        def evaluate(index, poses):
+            asked.append(len(poses))
+            return predictor.views(tilted, index, poses)
+
+        whole = plan.search(evaluate, root)
+        at_once = sum(asked)
+        asked.clear()
+        seen = plan.glance(evaluate, root)
+        assert sum(asked) == 5 * len(tilted)
+        resumed = plan.search(evaluate, root, seen)
+    assert sum(asked) == at_once
+    assert_close(resumed.marginal, whole.marginal, atol=1e-4, rtol=1e-4)
+    assert torch.equal(resumed.beam.labels, whole.beam.labels)
+    assert torch.equal(resumed.views, whole.views)
+
+
+def test_images_that_leave_at_a_glance_keep_the_bare_answer_after_six_views(digits_net, tilted):
+    free = ht.ITS(digits_net, search="joint", budget=24, readout="marginal", gate=-math.inf)
+    everything = free.search(tilted)
+    with torch.no_grad():
+        bare = digits_net(tilted)
+    for glance_at, views in ((math.inf, 6), (-math.inf, 24)):
+        gate = Gate(-math.inf, glance_at=glance_at)
+        result = ht.ITS(digits_net, search="joint", budget=24, readout="marginal", gate=gate).search(tilted)
+        assert result.views.tolist() == [views] * len(tilted)
+        assert bool(result.gated.all()) == (views == 6)
+        assert torch.equal(result.labels, (bare if views == 6 else everything.logits).argmax(1))
+    some = Gate(-math.inf, glance_at=2.0)
+    result = ht.ITS(digits_net, search="joint", budget=24, readout="marginal", gate=some).search(tilted)
+    assert 0 < int(result.gated.sum()) < len(tilted)
+    assert torch.equal(result.views, torch.where(result.gated, 6, 24))
+    assert torch.equal(result.labels, torch.where(result.gated, bare.argmax(1), everything.labels))
+
+
+def test_a_fitted_gate_lets_more_upright_digits_go_within_six_views_than_by_one_alone(digits_net):
+    data = ht_data.load("digits", "fit", limit=400).floats()
+    robust = ht.ITS(digits_net, **ht.fast([ht.rotation()])).fit(data, recipe=QUICK)
+    assert robust.gate.glance_at is not None
+    upright = ht_data.load("digits", "test", limit=200).floats()
+    glancing = robust.search(upright).views
+    robust.gate.glance_at = None
+    single = robust.search(upright).views
+    assert set(glancing.tolist()) <= {1, 6, 18}
+    assert float(glancing.double().mean()) < float(single.double().mean())

@@ -189,19 +189,21 @@ def test_the_budget_is_spent_exactly_and_each_view_is_looked_at_once(search, bud
     assert sum(rows) == 4 * budget
 
 
-@pytest.mark.parametrize(("rounds", "hypotheses"), [(1, 1), (2, 3), (3, 2)])
-def test_refinement_is_paid_from_the_budget(rounds, hypotheses):
+@pytest.mark.parametrize(
+    ("rounds", "hypotheses", "survivors"), [(1, 1, [1]), (2, 3, [3, 1]), (3, 2, [2, 1, 1]), (3, 4, [4, 2, 1])]
+)
+def test_refinement_is_paid_from_the_budget_and_halves_the_hypotheses(rounds, hypotheses, survivors):
     options = {"search": "joint", "budget": 40, "rounds": rounds, "hypotheses": hypotheses}
     robust = ungated(TinyNet(), [ht.rotation(), ht.scale()], **options)
-    assert robust.plan.per_round == 4 * hypotheses
-    assert robust.plan.coarse == 40 - rounds * 4 * hypotheses
+    assert robust.plan.survivors == survivors
+    assert robust.plan.coarse == 40 - 4 * sum(survivors)
     assert robust.search(tiny_images(3)).views.tolist() == [40] * 3
 
 
 def test_a_budget_that_leaves_nothing_for_the_lattice_is_refused():
-    with pytest.raises(ht.OptionError, match=r"budget must leave views for the lattice after 2 rounds of 6; got 12"):
-        Joint((ht.rotation(),), budget=12, rounds=2)
-    assert Joint((ht.rotation(),), budget=13, rounds=2).coarse == 1
+    with pytest.raises(ht.OptionError, match=r"budget must leave views for the lattice after 8 for 2 rounds; got 8"):
+        Joint((ht.rotation(),), budget=8, rounds=2)
+    assert Joint((ht.rotation(),), budget=9, rounds=2).coarse == 1
 
 
 @pytest.mark.parametrize("plan", [Joint, Anneal])

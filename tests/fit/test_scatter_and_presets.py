@@ -29,7 +29,7 @@ def test_what_was_found_for_some_images_is_put_in_their_rows(plan):
     images, rows = tiny_images(6), torch.tensor([4, 1])
     root = Predictor(TinyNet())(images)
     found = search(plan, images[rows])
-    whole = settled(root, found, rows, 3)
+    whole = settled(root, found, rows, 3, torch.ones_like(root.labels))
     rest = torch.tensor([0, 2, 3, 5])
     assert_close(whole.marginal[rows], found.marginal)
     assert_close(whole.near[rows], found.near)
@@ -47,7 +47,7 @@ def test_what_was_found_for_some_images_is_put_in_their_rows(plan):
 def test_in_the_trace_all_other_images_hold_nothing(plan):
     images, rows = tiny_images(6), torch.tensor([4, 1])
     found = search(plan, images[rows])
-    whole = settled(Predictor(TinyNet())(images), found, rows, 3)
+    whole = settled(Predictor(TinyNet())(images), found, rows, 3, torch.ones(len(images), dtype=torch.long))
     rest = torch.tensor([0, 2, 3, 5])
     assert len(whole.trace) == len(found.trace)
     for level, part in zip(whole.trace, found.trace, strict=True):
@@ -72,14 +72,18 @@ def test_scattering_over_all_images_changes_nothing(plan):
     images = tiny_images(4)
     found = search(plan, images)
     order = torch.tensor([2, 0, 3, 1])
-    whole = scatter(settled(Predictor(TinyNet())(images), None, order[:0], 3), found, order)
+    whole = scatter(
+        settled(Predictor(TinyNet())(images), None, order[:0], 3, torch.ones(len(images), dtype=torch.long)),
+        found,
+        order,
+    )
     assert_close(whole.marginal[order], found.marginal)
     assert_close(whole.trace[0].confidence[order], found.trace[0].confidence)
 
 
 def test_images_that_all_leave_early_have_one_hypothesis_each_in_as_many_slots_as_others():
     root = Evidence(torch.randn(3, 5), torch.ones(3, 2))
-    whole = settled(root, None, torch.arange(0), 4)
+    whole = settled(root, None, torch.arange(0), 4, torch.ones_like(root.labels))
     assert whole.beam.active.tolist() == [[True, False, False, False]] * 3
     assert whole.beam.pose.shape == (3, 4, 3, 3)
     assert whole.trace == ()

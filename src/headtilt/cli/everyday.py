@@ -170,6 +170,10 @@ def fit(
     images: Annotated[int, typer.Option(min=10, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
     rounds: Annotated[int | None, typer.Option(min=1, help="Most rounds of training a head.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Looks at every image under new tilts; else chosen by model and device.")
+    ] = None,
+    pose: Annotated[float, typer.Option(min=0, help="Weight of the right pose beside the right label.")] = 0.0,
     seed: Seed = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that exists.")] = False,
     device: Device = "auto",
@@ -188,7 +192,7 @@ def fit(
         raise OptionError(f"{out} holds a bundle already; --force replaces it.")
     found = _survey([str(folder)])
     robust = opened_model(model, None, levels or "rotation", preset, size, device, rounds=refine)
-    fitting = Fitting(method, None if promise < 0 else promise, images, rounds, hidden, seed)
+    fitting = Fitting(method, None if promise < 0 else promise, images, rounds, hidden, draws, pose, seed)
     with progress() as tell:
         broken = fitting.run(robust, found.paths, tell)
     robust.save(out)

@@ -20,6 +20,8 @@ from headtilt.groups import FiniteGroup, Group, check_levels, reflection
 from headtilt.result import Beam, Found, LatticeTrace, near_identity
 from headtilt.search.tree import judged, select
 
+GLANCES = 6  # views that may already decide
+
 
 @dataclass(frozen=True)
 class Joint:
@@ -30,7 +32,8 @@ class Joint:
         budget: Views per image.
         hypotheses: Hypotheses K to keep and refine, at most one per label.
         confidence: "energy", "bayesian" or a callable; curvature has no meaning on a lattice.
-        rounds: Refinement rounds; each spends K·2·L views around the best hypotheses, with half the step of the last.
+        rounds: Refinement rounds; each spends 2·L views around each of the best hypotheses, with half the step of the
+            last, and half of the hypotheses go before the next (successive halving).
     """
 
     levels: tuple[Group, ...]
@@ -47,39 +50,61 @@ class Joint:
         check_pointwise(self.confidence)
         if self.coarse < 1:
             raise OptionError(
-                f"budget must leave views for the lattice after {self.rounds} rounds of {self.per_round}; "
+                f"budget must leave views for the lattice after {self.budget - self.coarse} for {self.rounds} rounds; "
                 f"got {self.budget}. Use more views or fewer rounds."
             )
 
     @property
-    def per_round(self) -> int:
-        """Views that one round of refinement costs."""
-        return self.hypotheses * 2 * len(self.levels)
+    def survivors(self) -> list[int]:
+        """Hypotheses that each round refines."""
+        return [max(self.hypotheses >> number, 1) for number in range(self.rounds)]
 
     @property
     def coarse(self) -> int:
         """Views that the lattice gets."""
-        return self.budget - self.rounds * self.per_round
+        return self.budget - sum(self.survivors) * 2 * len(self.levels)
 
-    def search(self, evaluate: Evaluate, root: Evidence) -> Found:
+    @property
+    def glances(self) -> list[int]:
+        """Places in the lattice of a few views that cover it evenly, the identity in their middle."""
+        stride = max(self.coarse // GLANCES, 1)
+        around = range(self.coarse // 2 - GLANCES // 2 * stride, self.coarse, stride)
+        return [place for place in around if place >= 0][:GLANCES] if self.coarse >= GLANCES else [self.coarse // 2]
+
+    def glance(self, evaluate: Evaluate, root: Evidence) -> Seen:
+        """Return the first few views of the lattice, which may already decide; `search` goes on from there."""
+        points = lattice(self.levels, self.coarse)[self.glances].to(root.logits)
+        return look(evaluate, self.levels, points[None], root)
+
+    def judged(self, seen: Seen) -> Found:
+        """Return the best hypotheses among views seen so far."""
+        return harvest(self.levels, seen, judge(resolve(self.confidence), seen), self.hypotheses)
+
+    def search(self, evaluate: Evaluate, root: Evidence, seen: Seen | None = None) -> Found:
         """Return the best hypotheses over the lattice and its refinements.
 
         Args:
             evaluate: What the classifier says of views.
             root: Evidence (B, …) of the images as they came; the lattice holds the identity and inherits it.
+            seen: What a `glance` at these images saw, which is not looked at again.
         """
         measure = resolve(self.confidence)
         points = lattice(self.levels, self.coarse).to(root.logits)
-        seen = look(evaluate, self.levels, points[None], root)
+        if seen is None:
+            seen = look(evaluate, self.levels, points[None], root)
+        else:
+            known = set(self.glances)
+            rest = points[[place for place in range(self.coarse) if place not in known]]
+            seen = join(seen, look_everywhere(evaluate, self.levels, rest, root.logits.shape[0]))
         step = torch.tensor([first_step(group, self.coarse) for group in self.levels]).to(points)
-        for _ in range(self.rounds):
-            best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], self.hypotheses)
+        for keep in self.survivors:
+            best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], keep)
             centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
             moves = torch.cat([torch.diag(step), -torch.diag(step)])
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
             seen = join(seen, look(evaluate, self.levels, around))
             step = step / 2
-        return harvest(self.levels, seen, judge(measure, seen), self.hypotheses)
+        return self.judged(seen)
 
 
 @dataclass(frozen=True)
@@ -89,6 +114,10 @@ class Seen:
     coordinates: Tensor
     poses: Tensor
     evidence: Evidence
+
+    def at(self, rows: Tensor) -> Seen:
+        """Return the views of the images at `rows`."""
+        return Seen(self.coordinates[rows], self.poses[rows], self.evidence.at(rows))
 
 
 def check_pointwise(confidence: str | Confidence) -> None:
@@ -183,6 +212,13 @@ def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root:
         before, after = fresh.at(slice(None), slice(None, here)), fresh.at(slice(None), slice(here, None))
         found = concatenate([before, found, after], dim=1)
     return Seen(coordinates.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), found)
+
+
+def look_everywhere(evaluate: Evaluate, levels: Sequence[Group], points: Tensor, batch: int) -> Seen:
+    """Return the views of each of `batch` images at the same points (V, L)."""
+    poses = matrices(levels, points)
+    evidence = everywhere(evaluate, batch, poses).reshape(batch, points.shape[0])
+    return Seen(points.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), evidence)
 
 
 def join(first: Seen, second: Seen) -> Seen:

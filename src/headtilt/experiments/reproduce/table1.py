@@ -126,7 +126,7 @@ class Size:
 
 
 # A dropout layer sits behind the first convolution of GTSRB's network, so that its passes share next to nothing.
-FULL = Size(25, 5, 3, Share(1000, 400, 200), {"gtsrb": Share(400, 200, 200)})
+FULL = Size(25, 5, 5, Share(1000, 400, 200), {"gtsrb": Share(400, 200, 200)})
 QUICK = Size(
     2,
     1,
