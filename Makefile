@@ -6,13 +6,17 @@ BIN    := $(VENV)/bin
 .PHONY: demo test lint types unit docs clean
 .DEFAULT_GOAL := demo
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.installed  ## Tilt a classifier's head: a table and pictures in about a minute.
+demo: $(VENV)/.demo  ## Tilt a classifier's head: a table and pictures in about a minute.
 	$(BIN)/headtilt demo
 
 test: lint types unit  ## Everything CI checks.
