@@ -147,11 +147,44 @@ def file_block(name: str, title: str) -> str:
             for method, entry in report["methods"].items()
         ]
         body = grid(["method", *METHOD_COLUMNS], rows)
+    elif "networks" in report and "machine" in report:
+        body = speeds(name, report["networks"])
     else:
         body = grid(
             ["", ""], [[key, value] for key, value in scalars({k: report[k] for k in report if k not in ABOUT})]
         )
     return f"## {title}\n\n{body}\n\n{provenance(name, report)}"
+
+
+def speeds(name: str, networks: dict[str, Any]) -> str:
+    """Return what a search costs beside the bare model on the same views, and beside the naive way."""
+
+    def middle(one: Any) -> str:
+        return f"{one['median']:,.3g} ({one['low']:,.3g} to {one['high']:,.3g})" if one else NOTHING
+
+    head = ["network", "search", "images/s", "time over the bare model's", "over its channels-last time"]
+    rows = [
+        [
+            network,
+            kind,
+            middle(rate),
+            middle(one["over_bare"].get(kind)),
+            middle(one["over_bare_channels_last"].get(kind)),
+        ]
+        for network, one in networks.items()
+        for kind, rate in one["images_per_second"].items()
+    ]
+    naive = [
+        [network, str(one["naive"]["passes"]), middle(one["naive"]["speedup"])]
+        for network, one in networks.items()
+        if one.get("naive")
+    ]
+    parts = [grid(head, rows), "Below 1 the search is quicker per view than the model called on the same views."]
+    if naive:
+        parts.append(grid(["network", "dropout passes", "times as fast as the naive way"], naive))
+    if (RESULTS / f"{name}.png").exists():
+        parts.append(f"![How the cost grows](../results/{name}.png)")
+    return "\n\n".join(parts)
 
 
 METHOD_COLUMNS = {
@@ -167,7 +200,10 @@ METHOD_COLUMNS = {
 
 def evaluations() -> str:
     """Return every method on every set, with angle errors, views and speed."""
-    return "\n\n".join(file_block(f"{name}-affine", f"{title}, affine") for name, title in SETS.items())
+    return "\n\n".join("#" + file_block(f"{name}-affine", title) for name, title in SETS.items())
+
+
+HEADINGS = {"benchmark-cpu": "On a CPU", "benchmark-gpu": "On a GPU"}
 
 
 def benchmarks() -> str:
@@ -175,7 +211,10 @@ def benchmarks() -> str:
     found = [path.stem for path in sorted(RESULTS.glob("benchmark-*.json"))]
     if not found:
         return f'!!! note "{NEVER}"\n    No results/benchmark-….json is stored. The commands above write them.'
-    return "\n\n".join(file_block(name, words(name.removeprefix("benchmark-")).capitalize()) for name in found)
+    return "\n\n".join(
+        "#" + file_block(name, HEADINGS.get(name, words(name.removeprefix("benchmark-")).capitalize()))
+        for name in found
+    )
 
 
 def tested() -> str:

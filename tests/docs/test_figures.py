@@ -121,3 +121,18 @@ def test_the_papers_figures_are_those_of_its_table():
 
 def test_the_citation_names_this_version():
     assert f"\nversion: {headtilt.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_a_benchmark_shows_medians_with_quartiles_losses_too(monkeypatch):
+    spread = {"median": 1.1789, "low": 1.166, "high": 1.194}
+    network = {
+        "images_per_second": {"fast": {"median": 298.6, "low": 295.8, "high": 303.2}},
+        "over_bare": {},
+        "over_bare_channels_last": {"fast": spread},
+        "naive": {"passes": 50, "speedup": spread},
+    }
+    report = {"command": "python x", "machine": {"cpu": "a CPU", "threads": 1}, "networks": {"small CNN": network}}
+    monkeypatch.setattr(blocks, "stored", lambda _: report)
+    text = blocks.file_block("benchmark-none", "Somewhere")
+    assert "| small CNN | fast | 299 (296 to 303) | – | 1.18 (1.17 to 1.19) |" in text
+    assert "| small CNN | 50 | 1.18" in text
