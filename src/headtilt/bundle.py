@@ -56,15 +56,20 @@ def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[
 def _both(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Yield places for the two files, which then take those of a bundle together; else everything is as it was."""
     made = [one for one in (folder, *folder.parents) if not one.exists()]
+    swapping = False
     config, tensors, before = (folder / f".{part}.{os.getpid()}.tmp" for part in ("config", "tensors", "before"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield config, tensors
+        swapping = True
         if (folder / TENSORS).exists():
             os.replace(folder / TENSORS, before)
         os.replace(tensors, folder / TENSORS)
         os.replace(config, folder / CONFIG)
     except BaseException:
+        if swapping and not config.exists():  # an interrupt after the last step: the new bundle is there
+            before.unlink(missing_ok=True)
+            raise
         if before.exists():
             os.replace(before, folder / TENSORS)
         elif not (folder / CONFIG).exists():

@@ -346,8 +346,8 @@ class ITS(nn.Module):
         with fitted_for_it(calibrator):
             root = bare if calibrator is None else calibrator(bare)
         if root.logits.shape != bare.logits.shape:
-            found, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
-            raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {found}.")
+            got, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
+            raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {got}.")
         out = torch.zeros_like(bare.labels, dtype=torch.bool)
         if self.gate is not None:
             with fitted_for_it(self.gate):
