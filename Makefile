@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit fuzz mutate faults memory audit lowest release clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -27,5 +27,33 @@ types: $(VENV)/.installed
 unit: $(VENV)/.installed
 	$(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
 
+fuzz: $(VENV)/.installed  ## Ten minutes of atheris on every door that foreign bytes come through.
+	$(BIN)/python -m hardening.fuzz --seconds 600
+
+faults: $(VENV)/.installed  ## An error or interrupt at every call of every stage.
+	$(BIN)/python -m hardening.faults
+
+memory: $(VENV)/.installed  ## The same answers under a limit on memory.
+	$(BIN)/python -m hardening.memory
+
+mutate: $(VENV)-mutate/.installed  ## Mutants of the core that the tests must notice.
+	OMP_NUM_THREADS=1 $(VENV)-mutate/bin/python -m hardening.mutate
+
+audit: $(VENV)/.installed  ## Known holes in the dependencies.
+	$(BIN)/python -m hardening.audit
+
+lowest: $(VENV)/.installed  ## The lowest versions that are declared.
+	$(BIN)/python -m hardening.lowest
+
+release: $(VENV)/.installed  ## Wheel and sdist, in empty environments and offline.
+	$(BIN)/python -m hardening.release
+
+# mutmut asks for a pytest below 9.
+$(VENV)-mutate/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-mutate
+	$(VENV)-mutate/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' \
+		'mutmut>=3.8' 'pytest>=8.2,<9' 'hypothesis>=6.100'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(VENV)-mutate .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage

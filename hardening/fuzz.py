@@ -31,9 +31,11 @@ def attack(name: str, seconds: int) -> None:
     with atheris.instrument_imports(include=["headtilt"], enable_loader_override=False):
         from hardening.mutators import MUTATORS
         from hardening.targets import TARGETS
-    target = TARGETS[name]
-    for seed in sorted((CORPUS / name).iterdir()):
-        target(seed.read_bytes())  # heavy imports happen here, and old findings show at once
+
+        target = TARGETS[name]
+        # What a target needs it imports as it runs, so this is where code is instrumented; old findings show at once.
+        for seed in sorted((CORPUS / name).iterdir()):
+            target(seed.read_bytes())
     options = [f"-max_total_time={seconds}", f"-max_len={LONGEST}", "-timeout=60", "-rss_limit_mb=6000", "-seed=1"]
     options += ["-use_value_profile=0", "-print_final_stats=1", f"-artifact_prefix={FINDINGS}/{name}-"]
 

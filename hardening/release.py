@@ -92,7 +92,7 @@ def demo(folder: Path, wheel: Path) -> dict[str, Any]:
         "seconds": time.perf_counter() - start,
         "network": unreachable.stderr.strip().splitlines()[-1],
         "wrote": sorted(path.name for path in (folder / "out").iterdir()),
-        "table": [line.rstrip() for line in said.splitlines() if line.strip()],
+        "gain": next(line.strip() for line in said.splitlines() if line.startswith("Tilted")),
     }
 
 

@@ -15,10 +15,9 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 pytest.importorskip("batched", reason="the extra serve is not installed")
 pytest.importorskip("pyarrow", reason="the extra batch is not installed")
 
+from hardening import targets
 from hardening.fuzz import NAMES
 from hardening.mutators import MUTATORS, changed_json, changed_words
-
-from hardening import targets
 
 CORPUS = Path(targets.__file__).parent / "corpus"
 SEEDS = {name: [path.read_bytes() for path in sorted((CORPUS / name).iterdir())] for name in NAMES}
