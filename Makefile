@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs clean
+.PHONY: demo test lint types unit docs fuzz mutate faults memory audit lowest release clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -34,5 +34,33 @@ unit: $(VENV)/.installed
 docs: $(VENV)/.installed  ## The documentation, strictly, into site/.
 	$(BIN)/mkdocs build --strict
 
+fuzz: $(VENV)/.installed  ## Ten minutes of atheris on every door that foreign bytes come through.
+	$(BIN)/python -m hardening.fuzz --seconds 600
+
+faults: $(VENV)/.installed  ## An error or interrupt at every call of every stage.
+	$(BIN)/python -m hardening.faults
+
+memory: $(VENV)/.installed  ## The same answers under a limit on memory.
+	$(BIN)/python -m hardening.memory
+
+mutate: $(VENV)-mutate/.installed  ## Mutants of the core that the tests must notice.
+	OMP_NUM_THREADS=1 $(VENV)-mutate/bin/python -m hardening.mutate
+
+audit: $(VENV)/.installed  ## Known holes in the dependencies.
+	$(BIN)/python -m hardening.audit
+
+lowest: $(VENV)/.installed  ## The lowest versions that are declared.
+	$(BIN)/python -m hardening.lowest
+
+release: $(VENV)/.installed  ## Wheel and sdist, in empty environments and offline.
+	$(BIN)/python -m hardening.release
+
+# mutmut asks for a pytest below 9.
+$(VENV)-mutate/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-mutate
+	$(VENV)-mutate/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' \
+		'mutmut>=3.8' 'pytest>=8.2,<9' 'hypothesis>=6.100'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage site
+	rm -rf $(VENV) $(VENV)-mutate .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage site

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,9 @@ def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[
     """Write a bundle.
 
     Args:
-        folder: Made if it is missing. Tensors are written first, and the JSON that vouches for them last, each whole or
-            not at all: a save that is interrupted leaves the old bundle or one that `read` refuses.
+        folder: Made if it is missing. Both files are written beside their places and then take them together: a save
+            that fails or is interrupted leaves everything as it was, and one that is killed at the very moment of
+            taking places leaves a bundle that `read` refuses.
         options: Keyword arguments of the wrapper, with calibrator and gate among them.
         report: What the fit reported.
     """
@@ -43,25 +46,51 @@ def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[
         "report": report,
     }
     tensors = _tensors("calibrator", calibrator) | _tensors("gate", gate)
-    path.mkdir(parents=True, exist_ok=True)
-    save_tensors(path / TENSORS, tensors)
-    config["sha256"] = _digest(path / TENSORS)
-    temporary = path / f".{CONFIG}.{os.getpid()}.tmp"
+    with _both(path) as (config_place, tensors_place):
+        save_tensors(tensors_place, tensors)
+        config["sha256"] = _digest(tensors_place)
+        config_place.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _both(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield places for the two files, which then take those of a bundle together; else everything is as it was."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    swapping = False
+    config, tensors, before = (folder / f".{part}.{os.getpid()}.tmp" for part in ("config", "tensors", "before"))
     try:
-        temporary.write_text(json.dumps(config, indent=1) + "\n")
-        os.replace(temporary, path / CONFIG)
-    finally:
-        temporary.unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield config, tensors
+        swapping = True
+        if (folder / TENSORS).exists():
+            os.replace(folder / TENSORS, before)
+        os.replace(tensors, folder / TENSORS)
+        os.replace(config, folder / CONFIG)
+    except BaseException:
+        if swapping and not config.exists():  # an interrupt after the last step: the new bundle is there
+            before.unlink(missing_ok=True)
+            raise
+        if before.exists():
+            os.replace(before, folder / TENSORS)
+        elif not (folder / CONFIG).exists():
+            (folder / TENSORS).unlink(missing_ok=True)
+        for place in (config, tensors):
+            place.unlink(missing_ok=True)
+        for one in made:
+            with suppress(OSError):  # somebody else has put something there
+                one.rmdir()
+        raise
+    before.unlink(missing_ok=True)
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the wrapper's keyword arguments and the report of a bundle."""
     path = Path(folder)
     try:
-        config = json.loads((path / CONFIG).read_text())
+        config = json.loads((path / CONFIG).read_bytes())
     except FileNotFoundError as error:
         raise DataError(f"{path} is no bundle: it has no {CONFIG}. Write one with robust.save(folder).") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path / CONFIG} cannot be read: {error}.") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
@@ -69,6 +98,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     if not (path / TENSORS).is_file() or _digest(path / TENSORS) != config.get("sha256"):
         raise DataError(f"{path / TENSORS} is missing or not the file that {CONFIG} describes. Save the bundle again.")
     tensors, _ = load_tensors(path / TENSORS)
+    if broken := [name for name, value in tensors.items() if not bool(value.isfinite().all())]:
+        raise DataError(f"{path / TENSORS} holds numbers that are not finite, in {broken[0]}. Fit and save it again.")
     try:
         options = {name: _rebuild(name, value) for name, value in config["options"].items()}
         options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
@@ -76,7 +107,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
         return options, dict(config["report"])
     except HeadtiltError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         raise DataError(f"{path} is not a bundle that this version understands: {error!r}. Save it again.") from error
 
 
@@ -153,7 +184,7 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
         tensors["mean"],
         tensors["deviation"],
         source=str(stored["source"]),
-        hidden=int(stored["hidden"]),
+        hidden=_width(stored, tensors["network.1.weight"]),
         per_class=per_class,
     )
     head.load_state_dict(tensors)
@@ -177,13 +208,22 @@ def _gate(stored: dict[str, Any], tensors: dict[str, Tensor]) -> Gate | Cautious
         return CautiousGate(float(stored["margin"]), float(stored["doubt"]))
     detector = None
     if stored["hidden"] is not None:
-        detector = Detector(tensors["detector.mean"], tensors["detector.deviation"], int(stored["hidden"]))
+        hidden = _width(stored, tensors["detector.network.0.weight"])
+        detector = Detector(tensors["detector.mean"], tensors["detector.deviation"], hidden)
         detector.eval().requires_grad_(False)
     exit_at = None if stored["exit_at"] is None else float(stored["exit_at"])
     glance_at = None if stored["glance_at"] is None else float(stored["glance_at"])
     gate = Gate(float(stored["margin"]), tensors["weights"], exit_at, detector, glance_at)
     gate.load_state_dict(tensors)
     return gate
+
+
+def _width(stored: dict[str, Any], first: Tensor) -> int:
+    """Return the width of a network, which its tensors must bear out: a wide one takes memory before it is filled."""
+    width = int(stored["hidden"])
+    if first.shape[:1] != (width,):
+        raise DataError(f"the bundle speaks of a network {width} wide, and its tensors are {tuple(first.shape)}.")
+    return width
 
 
 def _tensors(name: str, module: Any) -> dict[str, Tensor]:

@@ -71,5 +71,11 @@ def checked_seed(value: object) -> int:
 
 
 def is_number(value: object) -> TypeGuard[Real]:
-    """Return whether `value` is a real number; truth values are none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """Return whether `value` is a real number that a float can hold; truth values are none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # whole numbers of hundreds of digits, which JSON can hold
+        return False
+    return True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -480,6 +480,14 @@ def check_finite(logits: Tensor) -> None:
         return
     what = "NaN logits" if bool(largest.isnan().any()) else "infinite logits (+∞, or −∞ for every class of a view)"
     raise ModelError(f"model returned {what}. Check its weights and the range its input expects.")
+
+
+def checked_features(features: Any) -> str | Sequence[str] | None:
+    """Return the names of feature layers; raise `OptionError` unless they are one name, several, or None."""
+    names = [features] if features is None or isinstance(features, str) else features
+    if not isinstance(names, Sequence) or not all(name is None or isinstance(name, str) for name in names):
+        raise OptionError(f'features must be "auto", the name of a module, several names, or None; got {features!r}.')
+    return cast("str | Sequence[str] | None", features)
 
 
 def feature_layer(model: Model, name: str) -> nn.Module:

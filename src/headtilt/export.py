@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headtilt.borrow import undisturbed
 from headtilt.calibrate import Balance, Calibrator, OrbitHead
 from headtilt.confidence import Orbit, curvature_operator
-from headtilt.errors import MissingExtraError, OptionError
+from headtilt.errors import MissingExtraError, ModelError, OptionError
 from headtilt.evidence import Evidence, Predictor, as_vectors, logits_in, two_classes
 from headtilt.gate import CautiousGate, Gate
 from headtilt.groups import OneParameterGroup
@@ -209,17 +209,23 @@ def _write_onnx(graph: Graph, example: Tensor, path: Path, information: dict[str
     program = _program(graph, example)
     with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")  # of torch's own making; none concerns the caller
-        torch.onnx.export(
-            program,
-            (example,),
-            path,
-            input_names=["images"],
-            output_names=list(OUTPUTS),
-            opset_version=OPSET,
-            external_data=False,
-            dynamo=True,
-            verbose=False,
-        )
+        try:
+            torch.onnx.export(
+                program,
+                (example,),
+                path,
+                input_names=["images"],
+                output_names=list(OUTPUTS),
+                opset_version=OPSET,
+                external_data=False,
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:  # older exporters lack options or operators, and say so in many ways
+            raise ModelError(
+                f"torch {torch.__version__} cannot write this search as ONNX: {error}. "
+                "It is known to work with torch 2.13; update torch, or write a .pt2 file."
+            ) from error
     model = onnx.load(path)
     onnx.helper.set_model_props(model, information)
     onnx.save(model, path)

@@ -133,7 +133,8 @@ class CautiousGate(nn.Module):
         against = statistics(bare, root, found)
         spread = floored(root).std(1, correction=0).clamp_min(1e-6)
         score = against[:, 1] / spread + self.doubt * against[:, 3].clamp_min(1e-7).log()
-        return score < self.margin
+        # Logits that are all alike know nothing of any pose.
+        return (score < self.margin) | (spread <= 1e-6)
 
 
 class Detector(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -104,11 +104,20 @@ def padding_values(padding: object) -> Tensor:
     """Return a constant padding as a float64 tensor on the CPU; raise `OptionError` unless it is finite numbers."""
     try:
         values = torch.as_tensor(padding, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise OptionError(f"padding must be a word, a number or a number per channel; got {padding!r}.") from error
     if not bool(values.isfinite().all()):
         raise OptionError(f"padding must be finite; got {padding!r}.")
     return values
+
+
+def checked_padding(padding: Any) -> Padding:
+    """Return a padding; raise `OptionError` unless it is a word that is known, or finite numbers."""
+    if isinstance(padding, str):
+        one_of("padding", padding, ("zeros", "border", "reflection"))
+    else:
+        padding_values(padding)
+    return cast(Padding, padding)
 
 
 def check_images(images: object, name: str = "images") -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from headtilt.errors import DataError, MissingExtraError
 
@@ -30,6 +30,17 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> nn.Module:
+    """Return the model with the tensors of a file in it; raise `DataError` where they are those of another network."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DataError(
+            f"{path} holds the weights of another network: {error}. Delete it or write it again."
+        ) from error
+    return model
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

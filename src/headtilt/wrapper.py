@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, Literal, cast
 
@@ -16,16 +17,17 @@ from headtilt import bundle, export
 from headtilt.borrow import Model
 from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
-from headtilt.errors import OptionError, ShapeError, is_number, one_of
-from headtilt.evidence import Evidence, Predictor, Views
+from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, is_number, one_of
+from headtilt.evidence import Evidence, Predictor, Views, checked_features
 from headtilt.fit import Fitter, Method
 from headtilt.gate import CautiousGate, Gate, Promise
 from headtilt.groups import Group, rotation
+from headtilt.pace import out_of_memory
 from headtilt.result import Found, SearchResult, concatenate, own_shape, read_out, scatter
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint, Seen, lattice, matrices
 from headtilt.search.tree import Tree, root_beam, take
-from headtilt.warp import Interpolation, Padding, check_images, padding_values
+from headtilt.warp import Interpolation, Padding, check_images, checked_padding
 
 log = logging.getLogger("headtilt")
 # Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
@@ -102,10 +104,6 @@ class ITS(nn.Module):
         super().__init__()
         one_of("readout", readout, ("incumbent", "marginal"))
         one_of("interpolation", interpolation, ("bilinear", "nearest", "bicubic"))
-        if isinstance(padding, str):
-            one_of("padding", padding, ("zeros", "border", "reflection"))
-        else:
-            padding_values(padding)
         self.model = model
         self.plan = make_plan(
             search,
@@ -126,9 +124,9 @@ class ITS(nn.Module):
             autocast=autocast,
             output_key=output_key,
         )
-        self.features = features
+        self.features = checked_features(features)
         self.readout: Literal["incumbent", "marginal"] = readout
-        self.padding: Padding = padding
+        self.padding: Padding = checked_padding(padding)
         self.interpolation: Interpolation = interpolation
         if calibrator is not None and calibrator != "batch" and not callable(calibrator):
             raise OptionError(f'calibrator must be a callable, "batch" or None; got {calibrator!r}.')
@@ -258,7 +256,10 @@ class ITS(nn.Module):
     def load(cls, folder: str | os.PathLike[str], model: Model) -> ITS:
         """Return the wrapper that `save` wrote to a folder, around the same model."""
         options, report = bundle.read(folder)
-        robust = cls(model, **options)
+        try:
+            robust = cls(model, **options)
+        except TypeError as error:
+            raise DataError(f"{folder} holds options that mean nothing here: {error}. Save it again.") from error
         if report.pop("reads_features", False):
             robust.predictor = robust.predictor.with_features(robust.features)
         robust.report = report
@@ -342,7 +343,11 @@ class ITS(nn.Module):
         return result
 
     def _search_block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
-        root = bare if calibrator is None else calibrator(bare)
+        with fitted_for_it(calibrator):
+            root = bare if calibrator is None else calibrator(bare)
+        if root.logits.shape != bare.logits.shape:
+            got, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
+            raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {got}.")
 
         def views_of(rows: Tensor) -> Views:
             some = images if len(rows) == len(images) else images[rows]
@@ -385,7 +390,8 @@ class ITS(nn.Module):
         looked, gate = torch.ones_like(bare.labels), self.gate
         if gate is None:
             return torch.arange(len(looked), device=looked.device), None, looked
-        left = (~gate.leaves_early(bare)).nonzero()[:, 0]
+        with fitted_for_it(gate):
+            left = (~gate.leaves_early(bare)).nonzero()[:, 0]
         if not (isinstance(gate, Gate) and gate.glance_at is not None and isinstance(self.plan, Joint) and len(left)):
             return left, None, looked
         seen = self.plan.glance(views_of(left), root.at(left))
@@ -432,6 +438,21 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
         raise OptionError(f'gate must be a number of log-odds, "cautious", a Gate or None; got {gate!r}.')
     return cast(Gate | None, gate)
+
+
+@contextmanager
+def fitted_for_it(part: object) -> Iterator[None]:
+    """Say so where what was fitted meets a model that it was not fitted for; others' functions speak for themselves."""
+    try:
+        yield
+    except HeadtiltError:
+        raise
+    except RuntimeError as error:
+        if out_of_memory(error) or not type(part).__module__.startswith("headtilt."):
+            raise
+        raise OptionError(
+            f"{type(part).__name__} was fitted for another model: {error}. Fit again, or load the bundle of this model."
+        ) from error
 
 
 def settled(root: Evidence, found: Found | None, left: Tensor, slots: int, views: Tensor) -> Found:

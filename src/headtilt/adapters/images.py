@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headtilt.adapters import Adapted
-from headtilt.data.decode import SUFFIXES, flattened
+from headtilt.data.decode import SUFFIXES, flattened, refuse_programs
 from headtilt.errors import DataError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def opened(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
             else:
                 held = isinstance(source, (bytes, bytearray, memoryview))
                 image = Image.open(io.BytesIO(source) if held else source)
+            refuse_programs(image, name)
             if image.width * image.height > most_pixels:
                 raise DataError(f"{name} has {image.width}×{image.height} pixels, more than {most_pixels:,}.")
             image.load()

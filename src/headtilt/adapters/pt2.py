@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ def load(file: str, *, device: str = "cpu") -> Adapted:
     path = Path(file).expanduser()
     if not path.is_file():
         raise DataError(f"pt2:{file} is no file.")
+    if not zipfile.is_zipfile(path):  # torch would print a traceback of its own
+        raise DataError(f"{path} cannot be read as an exported program: it is no archive.")
     try:
         with only_tensors():
             program = torch.export.load(path)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from headtilt.adapters import Adapted, Resample
 from headtilt.adapters.photometric import Normalised
 from headtilt.errors import DataError, at_least, number, one_of, positive
-from headtilt.warp import Padding
+from headtilt.warp import Padding, checked_padding
 
 PHOTOGRAPHS = 64  # networks that see at least so many pixels are taken to look at photographs
 
@@ -69,7 +69,7 @@ def beside(path: Path, metadata: Mapping[str, str] | None = None) -> Sidecar:
             said["labels"] = _names(known[key])
     file = path.with_suffix(".json")
     if file.is_file():
-        said |= _mapping(file.read_text(encoding="utf-8"), str(file))
+        said |= _mapping(file.read_bytes(), str(file))
     return parse(said, str(file))
 
 
@@ -79,7 +79,8 @@ def parse(said: Mapping[str, Any], where: str) -> Sidecar:
     if unknown:
         known = ", ".join(item.name for item in fields(Sidecar))
         raise DataError(f"{where} has the keys {', '.join(sorted(unknown))}, which mean nothing; known are {known}.")
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items()}
+    there = {key: value for key, value in said.items() if value is not None}  # null is not known, as if left out
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in there.items()}
     checks: dict[str, Callable[[Any], object]] = {
         "labels": lambda value: [str(name) for name in value],
         "size": lambda value: at_least("size", value, 1),
@@ -89,16 +90,17 @@ def parse(said: Mapping[str, Any], where: str) -> Sidecar:
         "std": lambda value: list(map(partial(positive, "std"), value)),
         "factor": lambda value: positive("factor", value),
         "channels": lambda value: one_of("channels", str(value), ("1", "3")),
+        "padding": checked_padding,
         "output": lambda value: one_of("output", value, ("logits", "probabilities")),
     }
     key = ""
     try:
         for key, check in checks.items():
-            if values.get(key) is not None:
+            if key in values:
                 check(values[key])
     except (ValueError, TypeError) as error:
         raise DataError(f"{where}: {key} makes no sense: {error}") from error
-    if values.get("labels") is not None:
+    if "labels" in values:
         values["labels"] = tuple(map(str, values["labels"]))
     return Sidecar(**values)
 
@@ -158,10 +160,10 @@ class Logarithm(nn.Module):
         return probabilities.clamp_min(1e-12).log()
 
 
-def _mapping(text: str, where: str) -> dict[str, Any]:
+def _mapping(text: str | bytes, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is no JSON: {error}.") from error
     if not isinstance(found, dict):
         raise DataError(f"{where} must hold a JSON object; it holds a {type(found).__name__}.")

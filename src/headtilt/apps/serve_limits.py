@@ -95,9 +95,12 @@ async def _part(request: Any, body: bytes) -> bytes:
         yield body
         yield b""
 
+    parser = MultiPartParser(request.headers, again(), max_files=1, max_fields=8)
     try:
-        form = await MultiPartParser(request.headers, again(), max_files=1, max_fields=8).parse()
+        form = await parser.parse()
     except (MultiPartException, KeyError, ValueError, AssertionError) as error:
+        for file in getattr(parser, "_files_to_close_on_error", ()):
+            file.close()  # the parser itself does so for errors of its own kind alone
         raise RefusedError(422, "the form could not be read.") from error
     try:
         file = form.get("file")

@@ -72,7 +72,8 @@ Data = Annotated[
     list[Path] | None,
     typer.Option("--data", metavar="FOLDER", help="Where to look for data, once or more; else HEADTILT_DATA."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seeds tilts and everything that is fitted.")]
+MOST_SEED = 2**32 - 1  # numpy takes no more
+Seed = Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seeds tilts and everything that is fitted.")]
 Limit = Annotated[int, typer.Option(min=0, help="Most test images, chosen at random but always the same; 0 for all.")]
 
 

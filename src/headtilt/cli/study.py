@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from headtilt.cli.app import Data, Device, Limit, Seed, app, command, progress
+from headtilt.cli.app import MOST_SEED, Data, Device, Limit, Seed, app, command, progress
 from headtilt.cli.options import Bundle
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
 )
 def train(
     dataset: Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or gtsrb.")],
-    seed: Annotated[int, typer.Option(min=0, help="Seeds weights, batches and dropout.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seeds weights, batches and dropout.")] = 0,
     device: Device = "auto",
     data: Data = None,
     out: Annotated[Path | None, typer.Option(help="File for the weights (safetensors); else the cache folder.")] = None,

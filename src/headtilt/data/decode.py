@@ -65,7 +65,10 @@ def _decode(path: Path, size: int | None, channels: int, stretch: bool) -> NDArr
         raise MissingExtraError("pillow", "data") from error
     try:
         with Image.open(path) as file:
+            refuse_programs(file, str(path))
             image = flattened(ImageOps.exif_transpose(file), "RGB" if channels == 3 else "L")
+    except DataError:
+        raise
     except Exception as error:
         # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more for a broken file.
         raise DataError(
@@ -76,6 +79,12 @@ def _decode(path: Path, size: int | None, channels: int, stretch: bool) -> NDArr
         image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def refuse_programs(image: Image, name: str) -> None:
+    """Raise `DataError` for PostScript, which is a program: Pillow would have Ghostscript run it."""
+    if image.format == "EPS":
+        raise DataError(f"{name} is PostScript, which is a program rather than an image. Convert it first.")
 
 
 def flattened(image: Image, mode: str) -> Image:

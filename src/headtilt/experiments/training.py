@@ -12,7 +12,7 @@ from headtilt.data.fetch import cache_folder
 from headtilt.errors import OptionError
 from headtilt.models import zoo
 from headtilt.models.train import RECIPES, Progress, accuracy
-from headtilt.weights import load_tensors, save_tensors
+from headtilt.weights import load_tensors, load_weights, save_tensors
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ class Training:
             save_tensors(path, network.state_dict())
         else:
             path, network = there, zoo.empty(self.dataset)
-            network.load_state_dict(load_tensors(there)[0])
-            network.to(self.device).eval()
+            load_weights(network, load_tensors(there)[0], there).to(self.device).eval()
         held_out = load_data(self.dataset, "validation", folders=self.folders)
         share = accuracy(network, held_out.images, held_out.labels, self.device)
         fresh = there is None or self.force

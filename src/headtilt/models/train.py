@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.errors import OptionError, at_least
+from headtilt.errors import DataError, OptionError, at_least
 from headtilt.models.cnn import LargeCNN, SmallCNN
-from headtilt.weights import load_tensors, save_tensors
+from headtilt.weights import load_tensors, load_weights, save_tensors
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 Progress = Callable[[int, int, float], None]
@@ -130,11 +130,14 @@ def _resume(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> i
     if not path.exists():
         return 0
     tensors, metadata = load_tensors(path)
-    model.load_state_dict({name[6:]: value for name, value in tensors.items() if name.startswith("model.")})
+    load_weights(model, {name[6:]: value for name, value in tensors.items() if name.startswith("model.")}, path)
     state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimiser."):
-            _, number, key = name.split(".", 2)
-            state.setdefault(int(number), {})[key] = value
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    return int(json.loads(metadata["epoch"]))
+    try:
+        for name, value in tensors.items():
+            if name.startswith("optimiser."):
+                _, number, key = name.split(".", 2)
+                state.setdefault(int(number), {})[key] = value
+        optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+        return at_least("epoch", json.loads(metadata["epoch"]), 0)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} is no checkpoint of a training run: {error!r}. Delete it.") from error

@@ -13,7 +13,7 @@ from headtilt.data import load as load_data
 from headtilt.data.fetch import cache_folder
 from headtilt.errors import OptionError
 from headtilt.models.train import RECIPES, Augment, Progress, Recipe, make_network, train
-from headtilt.weights import load_tensors, save_tensors
+from headtilt.weights import load_tensors, load_weights, save_tensors
 
 PACKAGED = Path(__file__).parent / "packaged"
 
@@ -38,8 +38,9 @@ SHAPES = {
 def parse(spec: str) -> tuple[str, int]:
     """Return name and seed of a zoo spec such as "mnist" or "mnist:3"."""
     name, _, seed = spec.partition(":")
-    if name not in SHAPES or not (seed or "0").isdecimal():
-        raise OptionError(f"a zoo network is one of {', '.join(SHAPES)}, with :SEED if you like; got {spec!r}.")
+    if name not in SHAPES or not (seed or "0").isdecimal() or len(seed) > 9:  # far below what numpy and torch take
+        known = ", ".join(SHAPES)
+        raise OptionError(f"a zoo network is one of {known}, with :SEED of up to nine digits; got {spec[:60]!r}.")
     return name, int(seed or 0)
 
 
@@ -81,8 +82,7 @@ def kept(stem: str, network: nn.Module, make: Callable[[], nn.Module], device: s
     for path in (PACKAGED / cached.name, cached):
         if path.exists():
             tensors, _ = load_tensors(path)
-            network.load_state_dict(tensors)
-            return network.to(device).eval()
+            return load_weights(network, tensors, path).to(device).eval()
     trained = make()
     save_tensors(cached, trained.state_dict())
     return trained

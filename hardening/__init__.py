@@ -1,0 +1,1 @@
+"""Attacks on headtilt, one command each: fuzzing, faults, memory limits, mutants, the release as a stranger gets it."""

@@ -1,0 +1,78 @@
+"""The lowest versions that pyproject.toml declares, installed together, and the tests run with them.
+
+``python -m hardening.lowest --python python3.10`` builds an environment, torch included where the index has it for that
+Python, and stores which versions ran and what failed. ``--torch VERSION`` takes another torch than the lowest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hardening.record import RESULTS, ROOT, record
+
+EXTRAS = ("cli", "plot", "data", "batch", "serve", "onnx")
+TESTERS = ("hypothesis", "httpx", "pytest")
+TESTS = ("tests/core", "tests/fit", "tests/data", "tests/cli", "tests/apps")
+
+
+def declared() -> dict[str, str]:
+    """Return the lowest version of each distribution that the package, those extras and their tests ask for."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith(("dependencies", *(f"{one} = [" for one in EXTRAS)))]
+    lines += [line for line in text.splitlines() if line.strip().strip('",').split(">=")[0] in TESTERS]
+    found = dict(re.findall(r'"([\w-]+)>=([\w.]+)"', "\n".join(lines)))
+    return dict(sorted(found.items()))
+
+
+def check(python: str, versions: dict[str, str], folder: Path) -> dict[str, Any]:
+    """Return what ran in an environment of those versions, and how the tests did."""
+    subprocess.run([python, "-m", "venv", str(folder)], check=True)
+    there = str(folder / "bin/python")
+    wanted = [f"{name}=={version}" for name, version in versions.items()]
+    done = subprocess.run([there, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"installed": False, "said": done.stderr[-1500:]}
+    listed = subprocess.run([there, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
+    installed = {one["name"].lower(): one["version"] for one in json.loads(listed.stdout)}
+    return {"installed": True, "versions": {name: installed.get(name) for name in versions}, **tests(there)}
+
+
+def tests(python: str) -> dict[str, Any]:
+    """Return how the tests do with an interpreter."""
+    # Old packages warn on their own account: a warning is no error here.
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "--tb=line", *TESTS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    last = done.stdout.strip().splitlines()[-1:]
+    failed = re.findall(r"^FAILED (\S+)|^ERROR (\S+)", done.stdout, re.MULTILINE)
+    return {"tests": TESTS, "summary": last, "failed": sorted(filter(None, (a or b for a, b in failed)))}
+
+
+def main() -> None:
+    """Check one Python and store the figures beside those of the others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--torch", help="A torch other than the lowest.")
+    asked = parser.parse_args()
+    versions = declared() | ({"torch": asked.torch} if asked.torch else {})
+    about = subprocess.run([asked.python, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    with tempfile.TemporaryDirectory(prefix="headtilt-lowest-") as folder:
+        found = check(asked.python, versions, Path(folder))
+    path = RESULTS / "hardening-lowest.json"
+    before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
+    runs = {**before, f"python {about}, torch {versions['torch']}": found}
+    print(record("lowest", {"declared": declared(), "runs": runs}))
+    print(json.dumps(found, indent=1))
+    sys.exit(0 if found["installed"] and not found["failed"] else 1)
+
+
+if __name__ == "__main__":
+    main()

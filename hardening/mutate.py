@@ -1,0 +1,203 @@
+"""Mutation testing of the core: ``python -m hardening.mutate``, in an environment with mutmut and pytest < 9.
+
+mutmut makes the mutants and finds out which tests reach which function. A seeded sample of the mutants, as many from
+each file as its share of all, is then judged here, each in a process forked from one that has imported everything:
+mutmut's own workers hang where torch has threads. A mutant that no test notices is a survivor; see survivors.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hardening.record import ROOT, record
+
+FILES = (
+    "groups.py",
+    "warp.py",
+    "confidence.py",
+    "calibrate.py",
+    "search/tree.py",
+    "search/joint.py",
+    "search/anneal.py",
+)
+TESTS = (
+    *(f"tests/core/test_{name}.py" for name in ("groups", "warp", "confidence", "tree", "planted", "traps")),
+    *(f"tests/core/test_{name}.py" for name in ("bad_input", "wrapper", "beyond_labels")),
+    *(f"tests/fit/test_{name}.py" for name in ("calibrate", "joint")),
+    "tests/hardening/test_mutants.py",
+)
+PATIENCE = 180  # seconds for one mutant; the tests that reach it take at most some thirty
+SURVIVORS = Path(__file__).parent / "survivors.md"
+
+
+def made(folder: Path) -> dict[str, list[str]]:
+    """Return the names of all mutants by file, after mutmut has made them in a copy of the sources."""
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    settings = {
+        "source_paths": ["src"],
+        "only_mutate": [f"src/headtilt/{name}" for name in FILES],
+        "pytest_add_cli_args_test_selection": list(TESTS),
+        "pytest_add_cli_args": ["-p", "no:cacheprovider"],
+        "process_isolation": "forkserver",
+    }
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (folder / "pyproject.toml").write_text(text + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    # No mutant has that name: mutmut makes them all, looks which tests reach what, and stops.
+    mutmut = [sys.executable, "-m", "mutmut", "run", "--max-children", "1", "headtilt.none*"]
+    done = subprocess.run(mutmut, cwd=folder, env=surroundings(), capture_output=True, text=True, check=False)
+    if "nothing matches" not in done.stderr + done.stdout:
+        raise SystemExit(f"mutmut failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    metas = {name: folder / "mutants/src/headtilt" / f"{name}.meta" for name in FILES}
+    return {name: sorted(json.loads(meta.read_text())["exit_code_by_key"]) for name, meta in metas.items()}
+
+
+def surroundings() -> dict[str, str]:
+    """Return an environment in which the mutants are imported, and not the sources they were made from."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def sampled(mutants: dict[str, list[str]], count: int, seed: int) -> list[str]:
+    """Return a seeded sample, each file with its share."""
+    total = sum(map(len, mutants.values()))
+    chosen = random.Random(seed)
+    shares = {name: min(len(names), max(1, round(count * len(names) / total))) for name, names in mutants.items()}
+    return [name for file, names in mutants.items() for name in chosen.sample(names, shares[file])]
+
+
+def judged(folder: Path, names: list[str], seconds: float) -> dict[str, str]:
+    """Return what became of each mutant: killed, survived, untested or timeout; some are left out if time runs out."""
+    (folder / "chosen.json").write_text(json.dumps(names))
+    command = [sys.executable, "-m", "hardening.mutate", "--judge", str(folder), "--seconds", str(seconds)]
+    subprocess.run(command, cwd=ROOT, env=surroundings(), check=True)
+    return dict(json.loads((folder / "found.json").read_text()))
+
+
+def judge(folder: Path, seconds: float) -> None:
+    """Judge the mutants whose names lie in a folder, in this process."""
+    import pytest
+
+    names = json.loads((folder / "chosen.json").read_text())
+
+    os.chdir(folder / "mutants")
+    sys.path.insert(0, "src")
+    stats = json.loads(Path("mutmut-stats.json").read_text())
+    reached, lasted = stats["tests_by_mangled_function_name"], stats["duration_by_test"]
+    os.environ["MUTANT_UNDER_TEST"] = "none"
+    with contextlib.redirect_stdout(None):
+        pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *TESTS])
+    found, end = {}, time.monotonic() + seconds
+    for number, name in enumerate(names):
+        if time.monotonic() > end:
+            break
+        tests = sorted(reached.get(name.rpartition("__mutmut_")[0], ()), key=lambda test: lasted.get(test, 0.0))
+        found[name] = verdict(name, tests) if tests else "untested"
+        print(f"{number + 1}/{len(names)} {name}: {found[name]}", file=sys.stderr, flush=True)
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+def verdict(name: str, tests: list[str]) -> str:
+    """Return whether the tests notice one mutant, quickest first, in a process of its own."""
+    import pytest
+
+    process = os.fork()
+    if process == 0:
+        os.environ["MUTANT_UNDER_TEST"] = name
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests])))
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        done, status = os.waitpid(process, os.WNOHANG)
+        if done:
+            return "survived" if status == 0 else "killed"
+        time.sleep(0.02)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return "timeout"
+
+
+def explained() -> set[str]:
+    """Return the mutants that survivors.md says cannot be told from the original."""
+    return set(re.findall(r"`(headtilt\.\S+?)`", SURVIVORS.read_text(encoding="utf-8")))
+
+
+def differences(folder: Path, names: list[str]) -> dict[str, str]:
+    """Return how each mutant differs from the original."""
+    found = {}
+    for name in names:
+        shown = subprocess.run(
+            [sys.executable, "-m", "mutmut", "show", name], cwd=folder, capture_output=True, text=True, check=False
+        )
+        lines = shown.stdout.splitlines()
+        found[name] = "\n".join(line for line in lines if re.match(r"[+-](?![+-])", line))
+    return found
+
+
+def summary(mutants: dict[str, list[str]], found: dict[str, str], changes: dict[str, str]) -> dict[str, Any]:
+    """Return the figures: score over all, and by file."""
+    counts = Counter(found.values())
+    by_file = {}
+    for file, names in mutants.items():
+        of_file = Counter(found[name] for name in names if name in found)
+        by_file[file] = {"mutants": len(names), "judged": sum(of_file.values()), **of_file}
+    alike = [name for name, what in found.items() if what != "killed" and name in explained()]
+    score = 100 * counts["killed"] / max(len(found), 1)
+    return {
+        "mutmut": metadata.version("mutmut"),
+        "mutants": sum(map(len, mutants.values())),
+        "judged": len(found),
+        "score_percent": score,
+        "score_percent_without_equivalents": 100 * counts["killed"] / max(len(found) - len(alike), 1),
+        "verdicts": dict(counts),
+        "files": by_file,
+        "survivors": changes,
+        "explained_as_equivalent": alike,
+    }
+
+
+def main() -> None:
+    """Make mutants, judge a sample of them and store the score."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=300, help="Mutants to judge; 0 for all of them.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the sample.")
+    parser.add_argument("--seconds", type=float, default=7200, help="Judge no more mutants after so long.")
+    parser.add_argument("--least", type=float, default=85, help="Score below which the exit code is 1.")
+    parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.judge:
+        judge(asked.judge, asked.seconds)
+        return
+    with tempfile.TemporaryDirectory(prefix="headtilt-mutants-") as name:
+        folder = Path(name)
+        mutants = made(folder)
+        everything = [one for names in mutants.values() for one in names]
+        chosen = sampled(mutants, asked.count, asked.seed) if asked.count else everything
+        random.Random(asked.seed).shuffle(chosen)  # so that time that runs out takes from all files alike
+        found = judged(folder, chosen, asked.seconds)
+        changes = differences(folder, [one for one, what in found.items() if what != "killed"])
+        figures = {"sample_seed": asked.seed, **summary(mutants, found, changes)}
+    print(json.dumps(figures, indent=1, ensure_ascii=False))
+    print(record("mutate", figures))
+    sys.exit(0 if figures["score_percent_without_equivalents"] >= asked.least else 1)
+
+
+if __name__ == "__main__":
+    main()
