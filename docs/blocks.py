@@ -12,12 +12,12 @@ from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, headline, shown
 
 ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
-    "fuzz": "Fuzzing",
-    "mutation": "Mutation testing",
-    "faults": "Fault injection",
-    "memory": "Running out of memory",
-    "threads": "Threads",
-    "audit": "Known vulnerabilities",
+    "hardening-fuzz": "Fuzzing",
+    "hardening-mutation": "Mutation testing",
+    "hardening-faults": "Fault injection",
+    "hardening-memory": "Running out of memory",
+    "hardening-audit": "Known vulnerabilities",
+    "hardening-release": "The release",
 }
 
 

@@ -106,7 +106,9 @@ def test_every_item_has_a_page(one):
 
 
 def test_hardening_that_was_not_run_is_named(monkeypatch):
-    monkeypatch.setattr(blocks, "stored", lambda name: {"command": "x", "findings": 0} if name == "fuzz" else None)
+    monkeypatch.setattr(
+        blocks, "stored", lambda name: {"command": "x", "findings": 0} if name == "hardening-fuzz" else None
+    )
     text = blocks.tested()
     assert "## Fuzzing" in text
     assert "| findings | 0 |" in text
