@@ -106,6 +106,15 @@ def test_a_bundle_with_a_value_that_makes_no_sense_is_a_data_error(tmp_path, cha
         ITS.load(tmp_path, network())
 
 
+@pytest.mark.parametrize("end", [1e308, float("nan"), "x"], ids=str)
+def test_a_bundle_whose_levels_end_where_single_precision_does_not_reach_is_refused(tmp_path, end):
+    config = saved(tmp_path)
+    config["options"]["levels"][0]["high"] = end
+    (tmp_path / bundle.CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ht.HeadtiltError):
+        ITS.load(tmp_path, network())
+
+
 def test_json_nested_beyond_reason_is_a_data_error(tmp_path):
     deep = "[" * 200_000
     (tmp_path / bundle.CONFIG).write_text(deep)
