@@ -141,6 +141,12 @@ def test_a_sidecar_that_is_no_text_or_says_null_or_pads_with_nonsense(tmp_path):
             sidecar.parse({"padding": padding}, "here")
 
 
+@pytest.mark.parametrize("text", ["{[1]}", "{'²': 'cat'}", "{%s: 'cat'}" % ("9" * 5000)], ids=["set", "power", "long"])
+def test_class_names_in_metadata_that_are_no_literals_are_taken_as_words(tmp_path, text):
+    found = sidecar.beside(tmp_path / "net.onnx", {"labels": text})
+    assert found.labels == (text,)
+
+
 def test_an_archive_of_labels_in_a_form_that_zipfile_does_not_know_is_a_data_error(tmp_path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
