@@ -41,6 +41,8 @@ def check(python: str, versions: dict[str, str], folder: Path) -> dict[str, Any]
     done = subprocess.run([there, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True, check=False)
     if done.returncode:
         return {"installed": False, "said": done.stderr[-1500:]}
+    own = [there, "-m", "pip", "install", "-q", "--no-deps", "--editable", str(ROOT)]
+    subprocess.run(own, capture_output=True, check=True)
     listed = subprocess.run([there, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
     installed = {one["name"].lower(): one["version"] for one in json.loads(listed.stdout)}
     return {"installed": True, "versions": {name: installed.get(name) for name in versions}, **tests(there)}
