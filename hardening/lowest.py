@@ -20,7 +20,7 @@ from hardening.record import RESULTS, ROOT, record
 
 EXTRAS = ("cli", "plot", "data", "batch", "serve", "onnx")
 TESTERS = ("hypothesis", "httpx", "pytest")
-TESTS = ("tests/core", "tests/fit", "tests/data", "tests/cli", "tests/apps")
+TESTS = ("tests/core", "tests/fit", "tests/data", "tests/cli")
 
 
 def declared() -> dict[str, str]:
@@ -33,13 +33,16 @@ def declared() -> dict[str, str]:
 
 
 def check(python: str, versions: dict[str, str], folder: Path) -> dict[str, Any]:
-    """Return what ran in an environment of those versions, and how the tests did."""
-    subprocess.run([python, "-m", "venv", str(folder)], check=True)
+    """Return what ran in an environment of those versions, made where it is missing, and how the tests did."""
     there = str(folder / "bin/python")
+    if not Path(there).exists():
+        subprocess.run([python, "-m", "venv", str(folder)], check=True)
     wanted = [f"{name}=={version}" for name, version in versions.items()]
     done = subprocess.run([there, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True, check=False)
     if done.returncode:
         return {"installed": False, "said": done.stderr[-1500:]}
+    own = [there, "-m", "pip", "install", "-q", "--no-deps", "--editable", str(ROOT)]
+    subprocess.run(own, capture_output=True, check=True)
     listed = subprocess.run([there, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
     installed = {one["name"].lower(): one["version"] for one in json.loads(listed.stdout)}
     return {"installed": True, "versions": {name: installed.get(name) for name in versions}, **tests(there)}
@@ -61,11 +64,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--torch", help="A torch other than the lowest.")
+    parser.add_argument("--environment", type=Path, help="Folder of an environment to use again.")
     asked = parser.parse_args()
     versions = declared() | ({"torch": asked.torch} if asked.torch else {})
     about = subprocess.run([asked.python, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
     with tempfile.TemporaryDirectory(prefix="headtilt-lowest-") as folder:
-        found = check(asked.python, versions, Path(folder))
+        found = check(asked.python, versions, asked.environment or Path(folder))
     path = RESULTS / "hardening-lowest.json"
     before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
     runs = {**before, f"python {about}, torch {versions['torch']}": found}

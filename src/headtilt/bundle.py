@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.calibrate import Balance, Neighbours, OrbitHead, Prototypes
-from headtilt.errors import DataError, HeadtiltError, OptionError
+from headtilt.errors import DataError, HeadtiltError, OptionError, number
 from headtilt.gate import CautiousGate, Detector, Gate
 from headtilt.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
 from headtilt.weights import load_tensors, save_tensors
 
 FORMAT = 1
+FARTHEST = 100  # of a group's parameter: a factor of e^100 is beyond any image, and exponentials stay finite
 FINITE = {"reflection": reflection, "quarter_turns": quarter_turns}
 CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
 
@@ -142,7 +143,10 @@ def _group(stored: dict[str, Any] | str | None) -> Group:
     algebra = tuple(tuple(float(entry) for entry in row) for row in stored["algebra"])
     if set(stored) != names or [len(row) for row in algebra] != [3, 3, 3]:
         raise DataError(f"a level must have {sorted(names)} and a 3×3 algebra; the bundle has {sorted(stored)}.")
-    return OneParameterGroup(**{**stored, "algebra": algebra})
+    ends = number("low", stored["low"]), number("high", stored["high"])
+    if not all(abs(value) <= FARTHEST for value in (*ends, *(entry for row in algebra for entry in row))):
+        raise DataError(f"a level must have ends and entries within ±{FARTHEST:,}; the bundle has {stored!r}.")
+    return OneParameterGroup(**{**stored, "algebra": algebra, "low": ends[0], "high": ends[1]})
 
 
 def _describe_calibrator(calibrator: Any) -> dict[str, Any] | None:

@@ -106,6 +106,15 @@ def test_a_bundle_with_a_value_that_makes_no_sense_is_a_data_error(tmp_path, cha
         ITS.load(tmp_path, network())
 
 
+@pytest.mark.parametrize("end", [1e308, float("nan"), "x"], ids=str)
+def test_a_bundle_whose_levels_end_where_single_precision_does_not_reach_is_refused(tmp_path, end):
+    config = saved(tmp_path)
+    config["options"]["levels"][0]["high"] = end
+    (tmp_path / bundle.CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ht.HeadtiltError):
+        ITS.load(tmp_path, network())
+
+
 def test_json_nested_beyond_reason_is_a_data_error(tmp_path):
     deep = "[" * 200_000
     (tmp_path / bundle.CONFIG).write_text(deep)
@@ -130,6 +139,12 @@ def test_a_sidecar_that_is_no_text_or_says_null_or_pads_with_nonsense(tmp_path):
     for padding in ("magic", [1, "x"], HUGE):
         with pytest.raises(ht.DataError, match="padding makes no sense"):
             sidecar.parse({"padding": padding}, "here")
+
+
+@pytest.mark.parametrize("text", ["{[1]}", "{'²': 'cat'}", "{%s: 'cat'}" % ("9" * 5000)], ids=["set", "power", "long"])
+def test_class_names_in_metadata_that_are_no_literals_are_taken_as_words(tmp_path, text):
+    found = sidecar.beside(tmp_path / "net.onnx", {"labels": text})
+    assert found.labels == (text,)
 
 
 def test_an_archive_of_labels_in_a_form_that_zipfile_does_not_know_is_a_data_error(tmp_path):

@@ -177,9 +177,9 @@ def _names(text: str) -> list[str]:
         try:
             found = parse_text(text)
             break
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
-    if isinstance(found, dict) and all(str(key).isdigit() for key in found):
+    if isinstance(found, dict) and all(str(key).isdecimal() and len(str(key)) < 10 for key in found):
         return [str(found[key]) for key in sorted(found, key=lambda key: int(key))]
     if isinstance(found, (list, tuple)):
         return [str(name) for name in found]

@@ -98,18 +98,17 @@ async def _part(request: Any, body: bytes) -> bytes:
     parser = MultiPartParser(request.headers, again(), max_files=1, max_fields=8)
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError, AssertionError) as error:
-        for file in getattr(parser, "_files_to_close_on_error", ()):
-            file.close()  # the parser itself does so for errors of its own kind alone
-        raise RefusedError(422, "the form could not be read.") from error
-    try:
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise RefusedError(422, "the form must hold an image in the field 'file'.")
         content: bytes = await file.read()
         return content
+    except (MultiPartException, KeyError, ValueError, AssertionError) as error:
+        raise RefusedError(422, "the form could not be read.") from error
     finally:
-        await form.close()
+        # Of forms that break off or break rules the parser forgets files; all that it opened are here.
+        for opened in getattr(parser, "_files_to_close_on_error", ()):
+            opened.close()
 
 
 def _too_large(limits: Limits) -> RefusedError:
