@@ -13,7 +13,7 @@ from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, headline, shown
 ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
-    "hardening-mutation": "Mutation testing",
+    "hardening-mutate": "Mutation testing",
     "hardening-faults": "Fault injection",
     "hardening-memory": "Running out of memory",
     "hardening-audit": "Known vulnerabilities",

@@ -39,8 +39,6 @@ def test_every_input_of_the_corpus_meets_a_clear_answer(name, path):
     targets.TARGETS[name]((CORPUS / name / path).read_bytes())
 
 
-# Starlette leaves the spooled file of a form that breaks off to the collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", HERE)
 @settings(
     max_examples=25,
