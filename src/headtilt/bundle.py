@@ -216,7 +216,8 @@ def _gate(stored: dict[str, Any], tensors: dict[str, Tensor]) -> Gate | Cautious
         detector = Detector(tensors["detector.mean"], tensors["detector.deviation"], hidden)
         detector.eval().requires_grad_(False)
     exit_at = None if stored["exit_at"] is None else float(stored["exit_at"])
-    glance_at = None if stored["glance_at"] is None else float(stored["glance_at"])
+    glance = stored.get("glance_at")  # bundles from before there was one have none
+    glance_at = None if glance is None else float(glance)
     gate = Gate(float(stored["margin"]), tensors["weights"], exit_at, detector, glance_at)
     gate.load_state_dict(tensors)
     return gate
