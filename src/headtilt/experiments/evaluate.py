@@ -17,9 +17,9 @@ from headtilt.calibrate import HeadRecipe
 from headtilt.data import load as load_data
 from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import Mode, TestSet, draw, perturb_dataset, pose_errors, schedule
-from headtilt.errors import DataError, OptionError, at_least
+from headtilt.errors import DataError, at_least
 from headtilt.evidence import Predictor
-from headtilt.experiments.methods import METHODS, Predict, Setting, build
+from headtilt.experiments.methods import Predict, Setting, build, check_method
 from headtilt.experiments.retrain import retrained
 from headtilt.fit import HELD_OUT_IMAGES
 from headtilt.gate import Promise
@@ -107,7 +107,7 @@ class Evaluation:
 
     Attributes:
         dataset: Name or folder.
-        methods: Names from `METHODS`.
+        methods: Names from `METHODS`, or "bundle".
         perturb: Named schedule.
         networks: How many zoo networks, seeds 0, 1, …; ignored where `models` are given.
         models: Networks of one's own.
@@ -150,8 +150,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         at_least("networks", self.networks, 1)
         for name in self.methods:
-            if name not in METHODS:
-                raise OptionError(f"method must be one of {', '.join(METHODS)}; got {name!r}.")
+            check_method(name)
         schedule(self.perturb)
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:

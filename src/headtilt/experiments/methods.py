@@ -20,6 +20,8 @@ from headtilt.presets import accurate, fast, paper3, paper5
 from headtilt.warp import Padding
 from headtilt.wrapper import ITS
 
+BUNDLE = "bundle"
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -180,7 +182,6 @@ METHODS: dict[str, Callable[[Setting], Predict]] = {
     "balanced-batch": _its(lambda setting: _joint(setting, calibrator="batch")),
     "augmented": _retrained("augmented"),
     "last-layer": _retrained("last-layer"),
-    "bundle": _bundle,
 }
 FITTED: dict[str, tuple[str, Callable[[Setting], dict[str, Any]]]] = {
     "bias": ("bias", _joint),
@@ -198,7 +199,12 @@ for _name, (_method, _options) in FITTED.items():
 
 
 def build(name: str, setting: Setting) -> Predict:
-    """Return the method of that name, fitted where it needs fitting."""
-    if name not in METHODS:
-        raise OptionError(f"method must be one of {', '.join(METHODS)}; got {name!r}.")
-    return METHODS[name](setting)
+    """Return the method of that name, fitted where it needs fitting; "bundle" is what was fitted before."""
+    check_method(name)
+    return _bundle(setting) if name == BUNDLE else METHODS[name](setting)
+
+
+def check_method(name: str) -> None:
+    """Raise `OptionError` unless there is a method of that name."""
+    if name not in METHODS and name != BUNDLE:
+        raise OptionError(f"method must be one of {', '.join([*METHODS, BUNDLE])}; got {name!r}.")
