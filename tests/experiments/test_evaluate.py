@@ -24,8 +24,6 @@ from headtilt.models.train import RECIPES, Recipe, accuracy
 QUICK = HeadRecipe(rounds=2, steps=8, pool=128, hidden=32)
 SILENT = {"tta-mean", "augmented", "last-layer"}  # about how the image was transformed
 
-MEASURED = [name for name in METHODS if name != "bundle"]  # which needs a folder that was fitted before
-
 
 def evaluation(*methods: str, **options: Any) -> Evaluation:
     options = {"perturb": "rotation", "limit": 40, "fit_images": 125, "mc_passes": 2, "recipe": QUICK, **options}
@@ -38,13 +36,13 @@ def report() -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "digits", Recipe("small", 1))
         patch.setitem(MORE, "small", 1)
-        yield evaluation(*MEASURED).run()
+        yield evaluation(*METHODS).run()
 
 
 # --- every method -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", MEASURED)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_and_reports_every_field(report, method):
     found = report["methods"][method]
     added = {f"{name}_{what}" for name in ("accuracy", "upright_accuracy") for what in ("std", "interval")}
@@ -60,7 +58,7 @@ def test_every_method_runs_and_reports_every_field(report, method):
     assert report["per_network"][method] == [{name: found[name] for name in FIELDS}]
 
 
-@pytest.mark.parametrize("method", MEASURED)
+@pytest.mark.parametrize("method", METHODS)
 def test_pose_errors_are_null_where_a_method_says_nothing_of_poses(report, method):
     found = report["methods"][method]
     assert (found["frobenius"] is None) == (method in SILENT)
