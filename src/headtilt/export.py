@@ -72,14 +72,17 @@ class Graph(nn.Module):
             return self._calibrated(self._look(views))
 
         root = self._calibrated(bare)
-        found = self.plan.search(evaluate, root)
-        logits, pose = read_out(found, self.readout)
+        plan, gate = self.plan, self.gate
         kept = torch.zeros_like(bare.labels, dtype=torch.bool)
-        if self.gate is not None:
-            kept = self.gate.leaves_early(bare) | self.gate.keeps(bare, root.logits, found)
-        if isinstance(self.gate, Gate) and self.gate.glance_at is not None and isinstance(self.plan, Joint):
-            glanced = self.plan.judged(self.plan.glance(evaluate, root))
-            kept = kept | self.gate.leaves_at_a_glance(bare, root.logits, glanced)
+        if isinstance(plan, Joint) and isinstance(gate, Gate) and gate.glance_at is not None:
+            seen = plan.glance(evaluate, root)
+            kept = gate.leaves_at_a_glance(bare, root.logits, plan.judged(seen))
+            found = plan.search(evaluate, root, seen)
+        else:
+            found = plan.search(evaluate, root)
+        if gate is not None:
+            kept = kept | gate.leaves_early(bare) | gate.keeps(bare, root.logits, found)
+        logits, pose = read_out(found, self.readout)
         identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         return (
             own_shape(torch.where(kept[:, None], bare.logits, logits), self.predictor.single_logit),

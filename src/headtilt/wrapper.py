@@ -19,7 +19,7 @@ from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, is_number, one_of
 from headtilt.evidence import Evidence, Predictor, Views, checked_features
-from headtilt.fit import Fitter, Method
+from headtilt.fit import Fitter, Method, default_views
 from headtilt.gate import CautiousGate, Gate, Promise
 from headtilt.groups import Group, rotation
 from headtilt.pace import out_of_memory
@@ -131,9 +131,9 @@ class ITS(nn.Module):
         if calibrator is not None and calibrator != "batch" and not callable(calibrator):
             raise OptionError(f'calibrator must be a callable, "batch" or None; got {calibrator!r}.')
         self.calibrator = calibrator
-        self.gate = checked_gate(gate)
         if self.plan.confidence == "multilabel" and gate == "cautious":
             gate = None  # it weighs one answer against another, and here any number of labels may be right
+        self.gate = checked_gate(gate)
         if self.plan.confidence == "multilabel" and (readout != "incumbent" or gate is not None or calibrator):
             raise OptionError(
                 'confidence="multilabel" answers with the best view alone: readout="incumbent", no gate, no calibrator.'
@@ -401,7 +401,7 @@ class ITS(nn.Module):
 
     def _batch_balance(self, images: Tensor) -> Balance:
         """Return the balance under which all classes win equally often over the orbits of this very batch."""
-        points = lattice(self.plan.levels, 24 if len(self.plan.levels) == 1 else 72)
+        points = lattice(self.plan.levels, default_views(self.plan.levels))
         poses = matrices(self.plan.levels, points.to(images))
         # Evenly from the whole batch, which may have come sorted by class.
         some = images[torch.linspace(0, len(images) - 1, min(len(images), BATCH_BALANCE)).long().to(images.device)]

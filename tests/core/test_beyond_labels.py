@@ -223,6 +223,7 @@ def test_several_labels_are_found_together_at_the_pose_where_both_are_sure():
     scene = [*TEMPLATES[0], *TEMPLATES[1]]
     images = torch.stack([render(scene, ht.rotation().matrix(angle)) for angle in turn])[:, None]
     robust = ht.ITS(Presence(), samples=16, confidence="multilabel")
+    assert robust.gate is None
     result = robust.search(images)
     assert result.labels.tolist() == [[True, True], [True, True]]
     assert not (Presence()(images) > 0).any()
