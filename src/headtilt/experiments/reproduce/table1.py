@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from headtilt.baselines.reference import ReferenceITS
+from headtilt.calibrate import HeadRecipe
 from headtilt.data.perturb import TestSet, schedule
 from headtilt.data.perturb import draw as draw_transforms
 from headtilt.experiments.methods import Predict, Prediction, Setting, build
@@ -126,7 +127,14 @@ class Size:
 
 
 # A dropout layer sits behind the first convolution of GTSRB's network, so that its passes share next to nothing.
-FULL = Size(25, 5, 5, Share(1000, 400, 200), {"gtsrb": Share(400, 200, 200)})
+FULL = Size(
+    25,
+    5,
+    5,
+    Share(1000, 400, 200),
+    {"gtsrb": Share(400, 200, 200)},
+    fitting=Fitting(30_000, HeadRecipe(rounds=40, hidden=512)),
+)
 QUICK = Size(
     2,
     1,
