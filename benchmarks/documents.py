@@ -12,6 +12,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,13 @@ def main() -> None:
         "device": arguments.device,
         "methods": {},
     }
-    for name, options in {"balance": {"method": "balance"}, "head": {}, "head+gate": {"promise": 0.5}}.items():
+    methods: dict[str, dict[str, Any]] = {
+        "balance": {"method": "balance"},
+        "head": {},
+        "head, asked for the pose": {"recipe": ht.HeadRecipe(pose=0.2)},
+        "head+gate": {"promise": 0.5},
+    }
+    for name, options in methods.items():
         robust = ht.ITS(model, **ht.documents(), padding=padding)
         started = time.perf_counter()
         robust.fit(upright, views=4, **{"promise": None, **options})

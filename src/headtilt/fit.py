@@ -36,6 +36,7 @@ FEWEST = 8
 BALANCE_IMAGES = 2000
 HELD_OUT_IMAGES = 2000
 DETECTOR_IMAGES = 8192
+GATE_TILTS = 1000  # tilted images by which a gate is set: of few held-out images it looks at more tilts
 NEARNESS = 0.35  # distance ‖T − I‖ of a view from upright at which it counts half as much or so: a turn by 15°
 
 
@@ -178,7 +179,8 @@ class Fitter:
         promise: Promise,
     ) -> tuple[Gate, dict[str, Any]]:
         truth = targets[held_out]
-        tilted = [self._tilted(images, held_out, hash((self.seed, 1, number))) for number in range(2)]
+        tilts = max(2, math.ceil(GATE_TILTS / len(held_out)))
+        tilted = [self._tilted(images, held_out, hash((self.seed, 1, number))) for number in range(tilts)]
         straight = upright.at(held_out)
         cases = [(self._cropped(images[held_out.cpu()]), straight)] + [
             (batch, self.predictor(batch)) for batch in tilted

@@ -29,7 +29,7 @@ class Promise:
     """
 
     upright: float = 0.5
-    tilted: float = 0.25
+    tilted: float = 0.4
 
     def __post_init__(self) -> None:
         for name in ("upright", "tilted"):
