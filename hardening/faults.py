@@ -180,7 +180,7 @@ def pictures(count: int = 4) -> Tensor:
 def searching() -> Iterator[Stage]:
     """Yield the stages in which nothing is written: three searches, and fitting."""
     import headtilt as ht
-    from headtilt import evidence
+    from headtilt import predictor
     from headtilt.calibrate import Balance, HeadRecipe
     from headtilt.gate import Gate
 
@@ -189,7 +189,7 @@ def searching() -> Iterator[Stage]:
         options = {"budget": 12} if search != "tree" else {"mc_passes": 2}
         levels = [ht.rotation(), ht.scale()]
         robust = ht.ITS(model, levels, samples=3, search=search, chunk=8, gate=gate, calibrator=balance, **options)
-        points = ((model, "forward"), (evidence, "warp"), (evidence, "warp_all"), (balance, "forward"))
+        points = ((model, "forward"), (predictor, "warp"), (predictor, "warp_all"), (balance, "forward"))
         points = (*points, (gate, "leaves_early"), (gate, "keeps"))
         yield Stage(
             f"search, {search}",
@@ -213,7 +213,7 @@ def searching() -> Iterator[Stage]:
 
     yield Stage(
         "fit",
-        ((model, "forward"), (evidence, "warp"), (evidence, "warp_all"), (fitting, "fit_balance")),
+        ((model, "forward"), (predictor, "warp"), (predictor, "warp_all"), (fitting, "fit_balance")),
         fit,
         lambda: (model_state(model), id(fresh[0].calibrator), id(fresh[0].gate), dict(fresh[0].report)),
         renew,

@@ -11,8 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from headtilt.errors import OptionError
+
 Model = nn.Module | Callable[[Tensor], Any]
 Masks = dict[tuple[Any, ...], Tensor]
+SAMPLED_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 MASK_BYTES = 2**28  # of all masks kept
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -82,6 +85,17 @@ def _forked_random() -> Iterator[None]:
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         yield
+
+
+def dropout_layers(model: Model) -> list[nn.Module]:
+    """Return the dropout layers that can be sampled, in the model's order; raise `OptionError` where there are none."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    layers: list[nn.Module] = [module for module in modules if isinstance(module, SAMPLED_LAYERS) and module.p > 0]
+    if not layers:
+        raise OptionError(
+            "mc_passes > 1 needs a dropout layer with p > 0 to sample, and this model has none. Use mc_passes=1."
+        )
+    return layers
 
 
 @contextmanager

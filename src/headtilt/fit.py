@@ -21,9 +21,10 @@ from headtilt.calibrate import (
     upright_prior,
 )
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
-from headtilt.evidence import Evaluate, Evidence, Predictor, Views, concatenate
+from headtilt.evidence import Evaluate, Evidence, concatenate
 from headtilt.gate import Detector, Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
 from headtilt.groups import FiniteGroup, Group, invert
+from headtilt.predictor import Predictor, Views
 from headtilt.result import Found
 from headtilt.search.joint import Joint, lattice, matrices, spread
 from headtilt.temperature import fit_temperature

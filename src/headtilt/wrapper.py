@@ -18,11 +18,13 @@ from headtilt.borrow import Model
 from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
 from headtilt.confidence import Confidence
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, is_number, one_of
-from headtilt.evidence import Evidence, Predictor, Views, checked_features
+from headtilt.evidence import Evidence
 from headtilt.fit import Fitter, Method, default_views
 from headtilt.gate import CautiousGate, Gate, Promise
 from headtilt.groups import Group, rotation
+from headtilt.outputs import checked_features
 from headtilt.pace import out_of_memory
+from headtilt.predictor import Predictor, Views
 from headtilt.result import Found, SearchResult, concatenate, own_shape, read_out, scatter
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint, Seen, lattice, matrices

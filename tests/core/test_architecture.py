@@ -24,6 +24,8 @@ ORDER = [
     "borrow",
     "pace",
     "evidence",
+    "outputs",
+    "predictor",
     "confidence",
     "calibrate",
     "temperature",

@@ -13,8 +13,9 @@ from torch import nn
 import headtilt as ht
 from headtilt.confidence import curvature_operator
 from headtilt.errors import HeadtiltError, MissingExtraError, at_least, checked_seed, one_of, positive
-from headtilt.evidence import Predictor, feature_layer
 from headtilt.groups import OneParameterGroup, check_levels
+from headtilt.outputs import feature_layer
+from headtilt.predictor import Predictor
 from headtilt.search.anneal import Anneal
 from headtilt.search.tree import Tree
 

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt.errors import OptionError, ShapeError
-from headtilt.evidence import two_classes
+from headtilt.outputs import two_classes
 
 from .toys import TEMPLATES, TemplateMatcher, TinyNet, render, tiny_images
 

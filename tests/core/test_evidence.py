@@ -17,7 +17,10 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt import borrow
 from headtilt.borrow import dropout_mask, dropout_masks, undisturbed
-from headtilt.evidence import Evidence, Predictor, automatic_chunk, feature_layer
+from headtilt.evidence import Evidence
+from headtilt.outputs import feature_layer
+from headtilt.pace import automatic_chunk
+from headtilt.predictor import Predictor
 
 from .toys import TinyNet, fingerprint, tiny_images, written_down
 

@@ -18,10 +18,10 @@ from headtilt import wrapper
 from headtilt.calibrate import Balance, HeadRecipe, Neighbours, OrbitHead, Prototypes, upright_prior
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.evidence import Predictor
 from headtilt.fit import Fitter, centre_crop, gather
 from headtilt.gate import Promise
 from headtilt.groups import decompose
+from headtilt.predictor import Predictor
 from headtilt.search.joint import Joint, lattice
 
 from .conftest import QUICK

@@ -16,7 +16,7 @@ import headtilt as ht
 from headtilt import data as ht_data
 from headtilt import fit as fitting
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.evidence import Evidence, Predictor
+from headtilt.evidence import Evidence
 from headtilt.gate import (
     CautiousGate,
     Detector,
@@ -29,6 +29,7 @@ from headtilt.gate import (
     plain_weights,
     statistics,
 )
+from headtilt.predictor import Predictor
 from headtilt.result import Found, concatenate
 from headtilt.search.joint import Joint, lattice
 from headtilt.search.tree import root_beam

@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from core.toys import TinyNet, tiny_images
-from headtilt.evidence import Evidence, Predictor
+from headtilt.evidence import Evidence
+from headtilt.predictor import Predictor
 from headtilt.presets import accurate, affine_levels, fast
 from headtilt.result import LatticeTrace, LevelTrace, scatter
 from headtilt.search.joint import Joint
