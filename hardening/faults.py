@@ -181,8 +181,9 @@ def searching() -> Iterator[Stage]:
     """Yield the stages in which nothing is written: three searches, and fitting."""
     import headtilt as ht
     from headtilt import predictor
-    from headtilt.calibrate import Balance, HeadRecipe
+    from headtilt.calibrate import Balance
     from headtilt.gate import Gate
+    from headtilt.head import HeadRecipe
 
     for search in ("tree", "joint", "anneal"):
         model, gate, balance = network(), Gate(0.1), Balance(torch.tensor([0.1, 0.0, -0.1]))

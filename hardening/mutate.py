@@ -31,6 +31,8 @@ FILES = (
     "warp.py",
     "confidence.py",
     "calibrate.py",
+    "head.py",
+    "distances.py",
     "search/tree.py",
     "search/joint.py",
     "search/anneal.py",

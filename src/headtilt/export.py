@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.borrow import undisturbed
-from headtilt.calibrate import Balance, Calibrator, OrbitHead
+from headtilt.calibrate import Balance, Calibrator
 from headtilt.confidence import Orbit, curvature_operator
 from headtilt.errors import MissingExtraError, ModelError, OptionError
 from headtilt.evidence import Evidence
 from headtilt.gate import CautiousGate, Gate
 from headtilt.groups import OneParameterGroup
+from headtilt.head import OrbitHead
 from headtilt.outputs import as_vectors, feature_taps, logits_in, two_classes
 from headtilt.predictor import Predictor
 from headtilt.result import own_shape, read_out

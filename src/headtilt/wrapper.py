@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from headtilt import bundle, export
 from headtilt.borrow import Model
-from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
+from headtilt.calibrate import Balance, Calibrator, fit_balance
 from headtilt.confidence import Confidence
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, is_number, one_of
 from headtilt.evidence import Evidence
 from headtilt.fit import Fitter, Method, default_views
 from headtilt.gate import CautiousGate, Gate, Promise
 from headtilt.groups import Group, rotation
+from headtilt.head import HeadRecipe
 from headtilt.outputs import checked_features
 from headtilt.pace import out_of_memory
 from headtilt.predictor import Predictor, Views

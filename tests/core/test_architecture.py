@@ -28,6 +28,8 @@ ORDER = [
     "predictor",
     "confidence",
     "calibrate",
+    "head",
+    "distances",
     "temperature",
     "result",
     "gate",
