@@ -7,13 +7,17 @@ is the classifier's own answer on the upright image, so no label is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headtilt.errors import HeadtiltError, OptionError
 from headtilt.evidence import Evidence, floored
+from headtilt.pace import out_of_memory
 
 Calibrator = Callable[[Evidence], Evidence]
 FEWEST_PER_CLASS = 20
@@ -110,3 +114,25 @@ def upright_prior(labels: Tensor, classes: int) -> Tensor:
     """Return how often each class is predicted upright (Y,), drawn to equal shares as by five more images of each."""
     counts = torch.bincount(labels, minlength=classes).double() + 5
     return counts / counts.sum()
+
+
+def checked_calibrator(calibrator: object) -> Calibrator | Literal["batch"] | None:
+    """Return the calibrator; raise `OptionError` unless it is a callable, "batch" or None."""
+    if calibrator is not None and calibrator != "batch" and not callable(calibrator):
+        raise OptionError(f'calibrator must be a callable, "batch" or None; got {calibrator!r}.')
+    return cast("Calibrator | Literal['batch'] | None", calibrator)
+
+
+@contextmanager
+def fitted_for_it(part: object) -> Iterator[None]:
+    """Say so where what was fitted meets a model that it was not fitted for; others' functions speak for themselves."""
+    try:
+        yield
+    except HeadtiltError:
+        raise
+    except RuntimeError as error:
+        if out_of_memory(error) or not type(part).__module__.startswith("headtilt."):
+            raise
+        raise OptionError(
+            f"{type(part).__name__} was fitted for another model: {error}. Fit again, or load the bundle of this model."
+        ) from error

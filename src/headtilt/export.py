@@ -26,8 +26,8 @@ from headtilt.head import OrbitHead
 from headtilt.outputs import as_vectors, feature_taps, logits_in, two_classes
 from headtilt.predictor import Predictor
 from headtilt.result import own_shape, read_out
-from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint
+from headtilt.search.plan import Plan
 from headtilt.search.tree import Tree
 from headtilt.warp import Interpolation, Padding, warp
 
@@ -52,7 +52,7 @@ class Graph(nn.Module):
     def __init__(
         self,
         predictor: Predictor,
-        plan: Tree | Joint | Anneal,
+        plan: Plan,
         calibrator: Calibrator | Literal["batch"] | None,
         gate: Gate | CautiousGate | None,
         readout: str,
