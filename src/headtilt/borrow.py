@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from headtilt.errors import OptionError
 
@@ -87,6 +88,16 @@ def _forked_random() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unhooked_afterwards(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks from a model on leaving, whatever happened."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def dropout_layers(model: Model) -> list[nn.Module]:
     """Return the dropout layers that can be sampled, in the model's order; raise `OptionError` where there are none."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
@@ -136,11 +147,8 @@ def dropout_masks(layers: list[nn.Module], passes: range, seed: int, kept: Masks
         layer.register_forward_hook(lambda module, _, output, number=number: sample(number, module, output))
         for number, layer in enumerate(layers)
     ]
-    try:
+    with unhooked_afterwards(handles):
         yield sizes
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _forget(kept: Masks) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from headtilt.borrow import Model
+from headtilt.borrow import Model, unhooked_afterwards
 from headtilt.errors import ModelError, OptionError
 
 
@@ -94,11 +94,8 @@ def feature_taps(model: Model, names: Sequence[str]) -> Iterator[list[list[Tenso
         layer.register_forward_pre_hook(lambda _, inputs, tap=tap: tap.append(inputs[0]))
         for layer, tap in zip(layers, taps, strict=True)
     ]
-    try:
+    with unhooked_afterwards(handles):
         yield taps
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def found_feature_layers(model: Model, forward: Callable[[Tensor], Any], view: Tensor) -> tuple[str, ...]:
@@ -120,11 +117,8 @@ def found_feature_layers(model: Model, forward: Callable[[Tensor], Any], view: T
         for name, module in (model.named_modules() if isinstance(model, nn.Module) else ())
         if isinstance(module, nn.Linear)
     ]
-    try:
+    with unhooked_afterwards(handles):
         forward(view)
-    finally:
-        for handle in handles:
-            handle.remove()
     return tuple(dict.fromkeys(order))[-2:]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtilt.borrow import Model
+from headtilt.borrow import Model, unhooked_afterwards
 from headtilt.errors import ModelError
 
 # Elements of input in the very first chunk of a shape, before anything is known of the model.
@@ -61,11 +61,8 @@ def activations(model: Model, views: int) -> Iterator[list[int]]:
 
     modules = model.modules() if isinstance(model, nn.Module) else ()
     handles = [module.register_forward_hook(note) for module in modules if not any(module.children())]
-    try:
+    with unhooked_afterwards(handles):
         yield sizes
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def convolves_faster_with_channels_last(model: Model, device: torch.device, autocast: torch.dtype | None) -> bool:
