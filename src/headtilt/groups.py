@@ -243,7 +243,8 @@ def invert(matrix: Tensor) -> Tensor:
     determinant = a * d - b * c
     entries = [d, -b, b * y - d * x, -c, a, c * x - a * y]
     upper = torch.stack(entries, dim=-1) / determinant[..., None]
-    bottom = matrix.new_tensor([0.0, 0.0, 1.0]).expand(*upper.shape[:-1], 3)
+    # From `eye`, which a device fills by itself: numbers copied to it would make the host wait for all it has to do.
+    bottom = torch.eye(3, dtype=matrix.dtype, device=matrix.device)[2].expand(*upper.shape[:-1], 3)
     return torch.cat([upper, bottom], dim=-1).reshape(matrix.shape)
 
 

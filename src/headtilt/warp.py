@@ -72,11 +72,11 @@ def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
     """Return where each output pixel comes from, (B, H, W, 2), in the [−1, 1] coordinates of `grid_sample`."""
     inverse = invert(poses if poses.dtype == torch.float64 else poses.float())
     longer = max(height, width)
-    aspect_x, aspect_y = width / longer, height / longer
-    # The grid is a sum of what depends on x alone and what depends on y alone: one pass over memory.
-    stretch = inverse.new_tensor([[1, aspect_y / aspect_x, 1 / aspect_x], [aspect_x / aspect_y, 1, 1 / aspect_y]])
-    rows = inverse[:, :2] * stretch
-    x, y = _pixel_centres(width, inverse)[:, None], _pixel_centres(height, inverse)[:, None]
+    # The grid is a sum of what depends on x alone and what depends on y alone: one pass over memory. Isotropic
+    # coordinates in, those of `grid_sample` out; the factors are filled in on the device, which need not be waited for.
+    x = _pixel_centres(width, inverse)[:, None] * (width / longer)
+    y = _pixel_centres(height, inverse)[:, None] * (height / longer)
+    rows = inverse[:, :2] / torch.stack([inverse.new_full((1,), side / longer) for side in (width, height)])
     over_x = rows[:, None, :, 0] * x + rows[:, None, :, 2]
     over_y = rows[:, None, :, 1] * y
     return over_x[:, None] + over_y[:, :, None]

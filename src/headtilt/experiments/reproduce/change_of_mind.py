@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from headtilt.experiments.reproduce.study import Report, Store, Study
-from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, share, tilt
+from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, published, share, tilt
 from headtilt.groups import invert, rotation, shear_x
 from headtilt.result import LevelTrace
 from headtilt.search.tree import count_labels
-from headtilt.wrapper import ITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +102,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
 
 def line(study: Study, size: Size, dataset: str, seed: int, shear: float, angles: list[float]) -> list[dict[str, Any]]:
     """Return what happens to both hypotheses at each angle, with one shear for all images."""
-    robust = ITS(
+    robust = published(
         network(study, dataset, seed),
         [rotation(), shear_x(0.25)],
         hypotheses=2,

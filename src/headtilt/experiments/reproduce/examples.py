@@ -16,12 +16,11 @@ from headtilt.data.perturb import draw as draw_transforms
 from headtilt.errors import DataError
 from headtilt.experiments.reproduce.siscore import Lazy, Variant, images_of, model_spec
 from headtilt.experiments.reproduce.study import Report, Store, Study
-from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, picture, tilt
+from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, picture, published, tilt
 from headtilt.groups import Group, decompose, rotation, scale, shear_x, translate_x, translate_y
 from headtilt.plot.search import view_evidence
 from headtilt.result import LevelTrace, SearchResult
 from headtilt.warp import warp
-from headtilt.wrapper import ITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +106,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
 
 def surface(study: Study, size: Size, dataset: str) -> dict[str, Any]:
     """Return the energy confidence of a turned image over rotation and scale, and where it peaks."""
-    robust = ITS(network(study, dataset, 0), [rotation(), scale(0.25)], mc_passes=size.passes)
+    robust = published(network(study, dataset, 0), [rotation(), scale(0.25)], mc_passes=size.passes)
     data = draw_images(study, dataset, size.candidates)
     turn = rotation().matrix(torch.tensor(60.0).deg2rad())
     test = tilt(data, turn.expand(len(data), 3, 3), study.device)
@@ -135,7 +134,7 @@ def surface(study: Study, size: Size, dataset: str) -> dict[str, Any]:
 def algorithm(study: Study, size: Size, dataset: str) -> dict[str, Any]:
     """Return a walk with two hypotheses in which the first leader does not win, and the answer is right."""
     levels = (rotation(), scale(0.25), shear_x(0.25))
-    robust = ITS(network(study, dataset, 0), levels, samples=size.samples, hypotheses=2, mc_passes=size.passes)
+    robust = published(network(study, dataset, 0), levels, samples=size.samples, hypotheses=2, mc_passes=size.passes)
     data = draw_images(study, dataset, size.candidates)
     test = tilt(data, draw_transforms("affine", len(data)), study.device)
     result = robust.search(test.images)
@@ -153,7 +152,7 @@ def photograph(
     """Return a walk with two hypotheses on a composed photograph."""
     adapted = model()
     data, _ = images_of(study, variant, adapted.size, size.photographs)
-    robust = ITS(adapted.model, levels, samples=size.samples, hypotheses=2, padding=adapted.padding)
+    robust = published(adapted.model, levels, samples=size.samples, hypotheses=2, padding=adapted.padding)
     images, labels = data.floats().to(study.device), data.labels.to(study.device)
     result = robust.search(images)
     names = [name.split(",")[0] for name in adapted.labels] if adapted.labels else list(data.classes)

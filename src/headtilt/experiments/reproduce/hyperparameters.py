@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headtilt.data.perturb import draw as draw_transforms
 from headtilt.experiments.methods import searching
 from headtilt.experiments.reproduce.study import Report, Store, Study
-from headtilt.experiments.reproduce.trial import WORDS, ask, draw_images, network, spread, tilt
+from headtilt.experiments.reproduce.trial import WORDS, ask, draw_images, network, published, spread, tilt
 from headtilt.groups import rotation, scale
 from headtilt.presets import paper3
 from headtilt.wrapper import ITS
@@ -112,7 +112,7 @@ def cell(study: Study, size: Size, dataset: str, samples: int, hypotheses: int) 
         transforms = draw_transforms("rotation+scale", len(data), seed=seed)
         test = tilt(data, transforms, study.device)
         levels = [rotation(), scale(0.25)]
-        robust = ITS(model, levels, samples=samples, hypotheses=hypotheses, mc_passes=size.passes, seed=seed)
+        robust = published(model, levels, samples=samples, hypotheses=hypotheses, mc_passes=size.passes, seed=seed)
         result = robust.search(test.images)
         right = (result.labels == test.labels).float() - (result.bare.argmax(1) == test.labels).float()
         gains.append(100 * float(right.mean()))

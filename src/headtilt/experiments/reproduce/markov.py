@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headtilt.data.perturb import draw as draw_transforms
 from headtilt.experiments.reproduce.study import Report, Store, Study
-from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, share, spread, tilt
+from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, published, share, spread, tilt
 from headtilt.groups import rotation
 from headtilt.predictor import Predictor
 from headtilt.presets import affine_levels
@@ -99,7 +99,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
 def robust_for(study: Study, size: Size, dataset: str, seed: int, **options: Any) -> ITS:
     """Return ITS³ for a network."""
     model = network(study, dataset, seed)
-    return ITS(model, affine_levels(), samples=size.samples, mc_passes=size.passes, seed=seed, **options)
+    return published(model, affine_levels(), samples=size.samples, mc_passes=size.passes, seed=seed, **options)
 
 
 def walk(study: Study, size: Size, dataset: str, name: str, seed: int) -> float:

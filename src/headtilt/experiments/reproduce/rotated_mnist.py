@@ -20,12 +20,12 @@ from headtilt.experiments.reproduce.trial import (
     ask,
     baseline,
     draw_images,
+    published,
     setting,
     tilt,
 )
 from headtilt.groups import rotation
 from headtilt.predictor import Predictor
-from headtilt.wrapper import ITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,7 +121,7 @@ def method(study: Study, size: Size, dataset: str, name: str, seed: int) -> Pred
         return classifying(baseline(study, trained[name], dataset, seed, size.training))
     given = setting(study, dataset, seed, [rotation()], size.fitting, size.passes)
     if name == "CNN + ITS":
-        return searching(ITS(given.model, [rotation()], mc_passes=size.passes, seed=seed))
+        return searching(published(given.model, [rotation()], mc_passes=size.passes, seed=seed))
     return build("vanilla" if name == "CNN" else size.head, given)
 
 

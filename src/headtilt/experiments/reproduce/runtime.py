@@ -13,10 +13,9 @@ import torch
 
 from headtilt.data.perturb import draw as draw_transforms
 from headtilt.experiments.reproduce.study import Report, Store, Study
-from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, tilt
+from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, published, tilt
 from headtilt.groups import rotation, scale, shear_x
 from headtilt.predictor import Predictor
-from headtilt.wrapper import ITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,7 +129,7 @@ def searched(
     study: Study, size: Size, dataset: str, device: str, count: int, options: dict[str, int]
 ) -> dict[str, float]:
     """Return the time of a search."""
-    robust = ITS(
+    robust = published(
         network(study, dataset, 0).to(device),
         LEVELS[: options["depth"]],
         hypotheses=options["hypotheses"],

@@ -21,7 +21,7 @@ from headtilt.errors import DataError, OptionError
 from headtilt.experiments.methods import Setting, fitted
 from headtilt.experiments.reproduce.compose import compose
 from headtilt.experiments.reproduce.study import Report, Store, Study
-from headtilt.experiments.reproduce.trial import share
+from headtilt.experiments.reproduce.trial import published, share
 from headtilt.groups import Group, rotation, scale, translate_x, translate_y
 from headtilt.presets import accurate
 from headtilt.result import SearchResult
@@ -175,7 +175,7 @@ def images_of(study: Study, variant: Variant, size: int, limit: int) -> tuple[Da
 def composed(study: Study, size: Size, model: Lazy, variant: Variant, padding: Padding) -> dict[str, Any]:
     """Return the accuracies of the bare model and of ITS on one variant."""
     data, source = images_of(study, variant, model().size, size.images)
-    robust = ITS(
+    robust = published(
         model().model,
         LEVELS[variant],
         samples=size.samples,
@@ -195,7 +195,7 @@ def turned(study: Study, size: Size, model: Lazy, name: str) -> dict[str, Any]:
     test = perturb_dataset(data, draw_transforms("rotation", len(data)), crop=adapted.size)
     if name == "ITS":
         options: dict[str, Any] = {"samples": size.samples, "hypotheses": size.hypotheses, "padding": adapted.padding}
-        robust = ITS(adapted.model, [rotation()], **options, **dropout(adapted, size.passes))
+        robust = published(adapted.model, [rotation()], **options, **dropout(adapted, size.passes))
     else:
         robust = fitted_for(study, size, adapted, side, name)
     found = scores(robust, test.images, test.labels, study.device)

@@ -27,6 +27,7 @@ from headtilt.experiments.reproduce.trial import (
     tilt,
 )
 from headtilt.groups import invert
+from headtilt.head import HeadRecipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,7 +127,14 @@ class Size:
 
 
 # A dropout layer sits behind the first convolution of GTSRB's network, so that its passes share next to nothing.
-FULL = Size(25, 5, 5, Share(1000, 400, 200), {"gtsrb": Share(400, 200, 200)})
+FULL = Size(
+    25,
+    5,
+    5,
+    Share(1000, 400, 200),
+    {"gtsrb": Share(400, 200, 200)},
+    fitting=Fitting(30_000, HeadRecipe(rounds=40, hidden=512)),
+)
 QUICK = Size(
     2,
     1,

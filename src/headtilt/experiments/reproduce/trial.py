@@ -30,6 +30,7 @@ from headtilt.models import zoo
 from headtilt.models.train import RECIPES, train
 from headtilt.plot.style import Array, pixels_of
 from headtilt.warp import warp
+from headtilt.wrapper import ITS
 
 WORDS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "gtsrb": "GTSRB", "digits": "digits"}
 
@@ -124,6 +125,11 @@ def setting(
         seed=seed,
         retrained=lambda name: retrained(name, dataset, seed, study.device, study.folders),
     )
+
+
+def published(model: nn.Module, levels: Sequence[Group], **options: Any) -> ITS:
+    """Return the search as the paper has it: what it finds is the answer, with no gate to doubt it."""
+    return ITS(model, levels, gate=None, **options)
 
 
 def canonicalising(model: nn.Module) -> Predict:

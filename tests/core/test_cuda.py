@@ -1,0 +1,82 @@
+"""What holds on a GPU, where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import headtilt as ht
+from headtilt.data import load
+from headtilt.data.perturb import draw
+from headtilt.models import zoo
+from headtilt.warp import warp, warp_all
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+LEVELS = [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)]
+
+
+@pytest.fixture
+def tilted() -> Tensor:
+    images = load("digits", "test", limit=200).floats()
+    return warp(images, draw("affine", len(images), seed=0))
+
+
+def on(device: str, **options: object) -> ht.ITS:
+    return ht.ITS(zoo.load("digits:0").to(device), LEVELS, gate=None, **options)  # type: ignore[arg-type]
+
+
+def test_a_search_on_the_gpu_finds_what_it_finds_on_the_cpu(tilted: Tensor) -> None:
+    here, there = on("cpu").search(tilted), on("cuda").search(tilted.cuda())
+    same = here.labels == there.labels.cpu()
+    assert same.float().mean() >= 0.99
+    torch.testing.assert_close(there.logits.cpu()[same], here.logits[same], rtol=1e-2, atol=1e-2)
+
+
+def test_images_may_lie_elsewhere_than_the_model(tilted: Tensor) -> None:
+    robust = on("cuda")
+    assert torch.equal(robust.search(tilted).labels.cpu(), robust.search(tilted.cuda()).labels.cpu())
+
+
+def test_dropout_passes_leave_both_random_streams_as_they_were(tilted: Tensor) -> None:
+    robust = on("cuda", mc_passes=10)
+    before = torch.get_rng_state(), torch.cuda.get_rng_state()
+    first = robust.search(tilted.cuda()).logits
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(torch.cuda.get_rng_state(), before[1])
+    assert torch.equal(robust.search(tilted.cuda()).logits, first)
+
+
+def test_where_memory_runs_out_the_chunk_shrinks_and_the_answers_stay(tilted: Tensor) -> None:
+    plenty = on("cuda", chunk=64).search(tilted.cuda()).labels
+    robust = on("cuda", chunk=1 << 20)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**26) / total))
+        found = robust.search(tilted.cuda()).labels
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(found, plenty)
+    assert min(robust.predictor.chunks.values()) < 1 << 20
+
+
+def test_warping_never_waits_for_the_gpu(tilted: Tensor) -> None:
+    images, poses = tilted.cuda(), draw("affine", len(tilted), seed=1).cuda()
+    wide = images[..., :20]
+    warp(images, poses)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        warp(images, poses)
+        warp(wide, poses, padding="reflection")
+        warp_all(images, poses[:5])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_fit_on_the_gpu_serves_the_cpu(tilted: Tensor) -> None:
+    robust = on("cuda")
+    robust.fit(load("digits", "fit", limit=300).floats(), method="balance")
+    moved = robust.to("cpu")
+    assert moved.search(tilted).logits.device.type == "cpu"
