@@ -132,7 +132,7 @@ def cases(device: str, quick: bool, notes: list[str]) -> list[Case]:
     if device == "cuda":
         found = [
             Case("small CNN", small, (1, 28, 28), 1024 // part, (256, 1024, 4096, 16_384), 50, 50, (16, 64, 256)),
-            Case("large CNN", large, (3, 32, 32), 256 // part, (128, 512, 2048), 50, 50, (4, 16)),
+            Case("large CNN", large, (3, 32, 32), 256 // part, (128, 512, 2048), 50, 50, (4, 16), 5),
         ]
     else:
         found = [

@@ -269,6 +269,10 @@ class ITS(nn.Module):
         if report.pop("reads_features", False):
             robust.predictor = robust.predictor.with_features(robust.features)
         robust.report = report
+        device, _ = robust.predictor.device_and_dtype(torch.empty(0))
+        for part in (robust.calibrator, robust.gate):
+            if isinstance(part, nn.Module):
+                part.to(device)
         return robust
 
     def export(

@@ -54,7 +54,7 @@ class Size:
     hypotheses: tuple[int, ...] = (1, 2, 3, 5, 7, 9)
 
 
-FULL = Size(images=2000, cpu_images=200)
+FULL = Size(images=2000, cpu_images=50)
 QUICK = Size(images=16, cpu_images=0, repeats=2, passes=(1, 10, 50), hypotheses=(1, 3, 5))
 
 
