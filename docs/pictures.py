@@ -12,9 +12,9 @@ from torch import Tensor
 
 import headtilt as ht
 from headtilt import plot
-from headtilt.calibrate import HeadRecipe
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
+from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 
 IMAGES = Path(__file__).parent / "images"

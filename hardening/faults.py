@@ -180,16 +180,17 @@ def pictures(count: int = 4) -> Tensor:
 def searching() -> Iterator[Stage]:
     """Yield the stages in which nothing is written: three searches, and fitting."""
     import headtilt as ht
-    from headtilt import evidence
-    from headtilt.calibrate import Balance, HeadRecipe
+    from headtilt import predictor
+    from headtilt.calibrate import Balance
     from headtilt.gate import Gate
+    from headtilt.head import HeadRecipe
 
     for search in ("tree", "joint", "anneal"):
         model, gate, balance = network(), Gate(0.1), Balance(torch.tensor([0.1, 0.0, -0.1]))
         options = {"budget": 12} if search != "tree" else {"mc_passes": 2}
         levels = [ht.rotation(), ht.scale()]
         robust = ht.ITS(model, levels, samples=3, search=search, chunk=8, gate=gate, calibrator=balance, **options)
-        points = ((model, "forward"), (evidence, "warp"), (evidence, "warp_all"), (balance, "forward"))
+        points = ((model, "forward"), (predictor, "warp"), (predictor, "warp_all"), (balance, "forward"))
         points = (*points, (gate, "leaves_early"), (gate, "keeps"))
         yield Stage(
             f"search, {search}",
@@ -213,7 +214,7 @@ def searching() -> Iterator[Stage]:
 
     yield Stage(
         "fit",
-        ((model, "forward"), (evidence, "warp"), (evidence, "warp_all"), (fitting, "fit_balance")),
+        ((model, "forward"), (predictor, "warp"), (predictor, "warp_all"), (fitting, "fit_balance")),
         fit,
         lambda: (model_state(model), id(fresh[0].calibrator), id(fresh[0].gate), dict(fresh[0].report)),
         renew,

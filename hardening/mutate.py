@@ -31,13 +31,16 @@ FILES = (
     "warp.py",
     "confidence.py",
     "calibrate.py",
+    "head.py",
+    "distances.py",
     "search/tree.py",
     "search/joint.py",
     "search/anneal.py",
 )
 TESTS = (
-    *(f"tests/core/test_{name}.py" for name in ("groups", "warp", "confidence", "tree", "planted", "traps")),
-    *(f"tests/core/test_{name}.py" for name in ("bad_input", "wrapper", "beyond_labels")),
+    *(f"tests/core/test_{name}.py" for name in ("groups", "matrices", "warp", "confidence", "tree", "planted")),
+    *(f"tests/core/test_{name}.py" for name in ("bad_input", "bad_options", "bad_models")),
+    *(f"tests/core/test_{name}.py" for name in ("traps", "wrapper", "beyond_labels")),
     *(f"tests/fit/test_{name}.py" for name in ("calibrate", "joint")),
     "tests/hardening/test_mutants.py",
 )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from headtilt.errors import OptionError
 
 Model = nn.Module | Callable[[Tensor], Any]
 Masks = dict[tuple[Any, ...], Tensor]
+SAMPLED_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 MASK_BYTES = 2**28  # of all masks kept
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -85,6 +89,27 @@ def _forked_random() -> Iterator[None]:
 
 
 @contextmanager
+def unhooked_afterwards(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks from a model on leaving, whatever happened."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def dropout_layers(model: Model) -> list[nn.Module]:
+    """Return the dropout layers that can be sampled, in the model's order; raise `OptionError` where there are none."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    layers: list[nn.Module] = [module for module in modules if isinstance(module, SAMPLED_LAYERS) and module.p > 0]
+    if not layers:
+        raise OptionError(
+            "mc_passes > 1 needs a dropout layer with p > 0 to sample, and this model has none. Use mc_passes=1."
+        )
+    return layers
+
+
+@contextmanager
 def dropout_masks(layers: list[nn.Module], passes: range, seed: int, kept: Masks | None = None) -> Iterator[list[int]]:
     """Make dropout layers multiply by the masks of these passes: the first one repeats its views once per pass.
 
@@ -122,11 +147,8 @@ def dropout_masks(layers: list[nn.Module], passes: range, seed: int, kept: Masks
         layer.register_forward_hook(lambda module, _, output, number=number: sample(number, module, output))
         for number, layer in enumerate(layers)
     ]
-    try:
+    with unhooked_afterwards(handles):
         yield sizes
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _forget(kept: Masks) -> None:

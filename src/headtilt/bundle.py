@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtilt.calibrate import Balance, Neighbours, OrbitHead, Prototypes
+from headtilt.calibrate import Balance
+from headtilt.distances import Neighbours, Prototypes
 from headtilt.errors import DataError, HeadtiltError, OptionError, number
 from headtilt.gate import CautiousGate, Detector, Gate
 from headtilt.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
+from headtilt.head import OrbitHead
 from headtilt.weights import load_tensors, save_tensors
 
 FORMAT = 1

@@ -16,15 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.borrow import undisturbed
-from headtilt.calibrate import Balance, Calibrator, OrbitHead
+from headtilt.calibrate import Balance, Calibrator
 from headtilt.confidence import Orbit, curvature_operator
 from headtilt.errors import MissingExtraError, ModelError, OptionError
-from headtilt.evidence import Evidence, Predictor, as_vectors, logits_in, two_classes
+from headtilt.evidence import Evidence
 from headtilt.gate import CautiousGate, Gate
 from headtilt.groups import OneParameterGroup
+from headtilt.head import OrbitHead
+from headtilt.outputs import as_vectors, feature_taps, logits_in, two_classes
+from headtilt.predictor import Predictor
 from headtilt.result import own_shape, read_out
-from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint
+from headtilt.search.plan import Plan
 from headtilt.search.tree import Tree
 from headtilt.warp import Interpolation, Padding, warp
 
@@ -49,7 +52,7 @@ class Graph(nn.Module):
     def __init__(
         self,
         predictor: Predictor,
-        plan: Tree | Joint | Anneal,
+        plan: Plan,
         calibrator: Calibrator | Literal["batch"] | None,
         gate: Gate | CautiousGate | None,
         readout: str,
@@ -95,7 +98,7 @@ class Graph(nn.Module):
 
     def _look(self, views: Tensor) -> Evidence:
         """Return the evidence of all views (V, C, H, W) in one pass."""
-        with self.predictor.feature_taps() as tapped:
+        with feature_taps(self.predictor.model, self.predictor.features or ()) as tapped:
             logits = logits_in(self.predictor.model(views), self.predictor.output_key)
         features = torch.cat([as_vectors(tap[0]) for tap in tapped], dim=1) if tapped else None
         return Evidence(two_classes(logits if logits.dtype == torch.float64 else logits.float()), features)

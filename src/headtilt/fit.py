@@ -10,20 +10,14 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from headtilt.calibrate import (
-    Calibrator,
-    HeadRecipe,
-    fit_balance,
-    fit_head,
-    fit_map,
-    fit_neighbours,
-    fit_prototypes,
-    upright_prior,
-)
+from headtilt.calibrate import Calibrator, fit_balance, fit_map, upright_prior
+from headtilt.distances import fit_neighbours, fit_prototypes
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
-from headtilt.evidence import Evaluate, Evidence, Predictor, Views, concatenate
+from headtilt.evidence import Evaluate, Evidence, concatenate
 from headtilt.gate import Detector, Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
 from headtilt.groups import FiniteGroup, Group, invert
+from headtilt.head import HeadRecipe, fit_head
+from headtilt.predictor import Predictor, Views
 from headtilt.result import Found
 from headtilt.search.joint import Joint, lattice, matrices, spread
 from headtilt.temperature import fit_temperature

@@ -9,6 +9,7 @@ promise in points of accuracy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -135,6 +136,17 @@ class CautiousGate(nn.Module):
         score = against[:, 1] / spread + self.doubt * against[:, 3].clamp_min(1e-7).log()
         # Logits that are all alike know nothing of any pose.
         return (score < self.margin) | (spread <= 1e-6)
+
+
+def checked_gate(gate: object) -> Gate | CautiousGate | None:
+    """Return a gate for plain log-odds, or the gate itself: all that says who leaves early and which answers stay."""
+    if gate == "cautious":
+        return CautiousGate()
+    if is_number(gate):
+        return Gate(float(gate))
+    if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
+        raise OptionError(f'gate must be a number of log-odds, "cautious", a Gate or None; got {gate!r}.')
+    return cast(Gate | None, gate)
 
 
 class Detector(nn.Module):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtilt.borrow import Model
+from headtilt.borrow import Model, unhooked_afterwards
+from headtilt.errors import ModelError
 
 # Elements of input in the very first chunk of a shape, before anything is known of the model.
 CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
@@ -60,11 +61,8 @@ def activations(model: Model, views: int) -> Iterator[list[int]]:
 
     modules = model.modules() if isinstance(model, nn.Module) else ()
     handles = [module.register_forward_hook(note) for module in modules if not any(module.children())]
-    try:
+    with unhooked_afterwards(handles):
         yield sizes
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def convolves_faster_with_channels_last(model: Model, device: torch.device, autocast: torch.dtype | None) -> bool:
@@ -76,6 +74,26 @@ def convolves_faster_with_channels_last(model: Model, device: torch.device, auto
     return device.type == "cuda" and autocast is not None
 
 
+def takes_channels_last(
+    forward: Callable[[Tensor], Tensor], views: Tensor, plain: Tensor, autocast: torch.dtype | None
+) -> bool:
+    """Return whether a model takes views whose channels lie last in memory, and says the same of them.
+
+    Args:
+        forward: From views (V, C, H, W) to logits (V, Y).
+        views: A few.
+        plain: What the model says of them as they lie.
+        autocast: Reduced precision in which it runs, or None.
+    """
+    try:
+        moved = forward(channels_last(views))
+    except (MemoryError, RuntimeError):  # such as from `view` where it should be `reshape`
+        return False
+    tolerance = 1e-4 if autocast is None else 2e-2
+    alike = torch.allclose(moved, plain, rtol=tolerance, atol=tolerance)
+    return alike and torch.equal(moved.argmax(1), plain.argmax(1))
+
+
 def channels_last(views: Tensor) -> Tensor:
     """Return views (V, C, H, W) that lie in memory as (V, H, W, C), marked as such also where C is 1."""
     _, channels, height, width = views.shape
@@ -85,6 +103,8 @@ def channels_last(views: Tensor) -> Tensor:
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or in the host."""
+    if isinstance(error, ModelError):  # says what the model did wrong, whatever its words
+        return False
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     words = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from headtilt import back
 from headtilt.errors import OptionError, at_least
-from headtilt.evidence import Evidence, two_classes
+from headtilt.evidence import Evidence
 from headtilt.evidence import concatenate as join_evidence
 from headtilt.groups import Group, decompose, invert
+from headtilt.outputs import two_classes
 from headtilt.warp import Interpolation, Padding, warp
 
 NEAR = 0.5

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -15,25 +13,29 @@ from torch import Tensor, nn
 
 from headtilt import bundle, export
 from headtilt.borrow import Model
-from headtilt.calibrate import Balance, Calibrator, HeadRecipe, fit_balance
+from headtilt.calibrate import Balance, Calibrator, checked_calibrator, fit_balance, fitted_for_it
 from headtilt.confidence import Confidence
-from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, is_number, one_of
-from headtilt.evidence import Evidence, Predictor, Views, checked_features
+from headtilt.errors import DataError, OptionError, ShapeError, is_number, one_of
+from headtilt.evidence import Evidence
 from headtilt.fit import Fitter, Method, default_views
-from headtilt.gate import CautiousGate, Gate, Promise
+from headtilt.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.groups import Group, rotation
-from headtilt.pace import out_of_memory
-from headtilt.result import Found, SearchResult, concatenate, own_shape, read_out, scatter
-from headtilt.search.anneal import Anneal
+from headtilt.head import HeadRecipe
+from headtilt.outputs import checked_features
+from headtilt.predictor import Predictor, Views
+from headtilt.result import SearchResult, concatenate, own_shape, read_out
 from headtilt.search.joint import Joint, Seen, lattice, matrices
-from headtilt.search.tree import Tree, root_beam, take
+from headtilt.search.plan import make_plan, plan_options, settled
 from headtilt.warp import Interpolation, Padding, check_images, checked_padding
 
 log = logging.getLogger("headtilt")
 # Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
 BLOCK_ELEMENTS = 2**19
 BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
-PLANS: dict[str, type[Tree] | type[Joint] | type[Anneal]] = {"tree": Tree, "joint": Joint, "anneal": Anneal}
+CHECKED: dict[str, Callable[[object], object]] = {"calibrator": checked_calibrator, "gate": checked_gate}
+SEVERAL_LABELS = (
+    'confidence="multilabel" answers with the best view alone: readout="incumbent", no gate, no calibrator.'
+)
 
 
 class ITS(nn.Module):
@@ -128,17 +130,23 @@ class ITS(nn.Module):
         self.readout: Literal["incumbent", "marginal"] = readout
         self.padding: Padding = checked_padding(padding)
         self.interpolation: Interpolation = interpolation
-        if calibrator is not None and calibrator != "batch" and not callable(calibrator):
-            raise OptionError(f'calibrator must be a callable, "batch" or None; got {calibrator!r}.')
-        self.calibrator = calibrator
+        self.calibrator = checked_calibrator(calibrator)
         if self.plan.confidence == "multilabel" and gate == "cautious":
             gate = None  # it weighs one answer against another, and here any number of labels may be right
         self.gate = checked_gate(gate)
-        if self.plan.confidence == "multilabel" and (readout != "incumbent" or gate is not None or calibrator):
-            raise OptionError(
-                'confidence="multilabel" answers with the best view alone: readout="incumbent", no gate, no calibrator.'
-            )
+        if self.plan.confidence == "multilabel" and readout != "incumbent":
+            raise OptionError(SEVERAL_LABELS)
         self.report: dict[str, Any] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a calibrator and a gate are what they are for the constructor: ``robust.gate = 2.0``."""
+        if name in CHECKED:
+            value = CHECKED[name](value)
+            if value is not None and self.plan.confidence == "multilabel":
+                raise OptionError(SEVERAL_LABELS)
+            if value is not None and not isinstance(value, nn.Module):
+                self._modules.pop(name, None)  # which torch would let only another module or None replace
+        super().__setattr__(name, value)
 
     @property
     def predictor(self) -> Predictor:
@@ -232,11 +240,9 @@ class ITS(nn.Module):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything but the model to a folder, as JSON and safetensors; see `load`."""
-        plan = {item.name: getattr(self.plan, item.name) for item in fields(self.plan)}
         predictor = self.predictor
         options = {
-            **plan,
-            "search": next(name for name, kind in PLANS.items() if kind is type(self.plan)),
+            **plan_options(self.plan),
             "mc_passes": predictor.passes,
             "mc_sampled": predictor.sampled and predictor.passes == 1,
             "seed": predictor.seed,
@@ -418,59 +424,3 @@ class ITS(nn.Module):
         """Return the levels and the main options."""
         names = " → ".join(group.name for group in self.plan.levels)
         return f"search={type(self.plan).__name__.lower()}, levels={names}, hypotheses={self.plan.hypotheses}"
-
-
-def make_plan(search: str, levels: Sequence[Group], **options: Any) -> Tree | Joint | Anneal:
-    """Return the plan of that name with those options that it knows; one that no plan knows is an error."""
-    one_of("search", search, PLANS)
-    plan = PLANS[search]
-    known = {item.name for item in fields(plan)}
-    shared = {"samples", "hypotheses", "confidence", "budget", "seed"}
-    for name in options.keys() - shared:
-        one_of("option", name, sorted(known - shared - {"levels"}))
-    if options.get("confidence") is None:
-        options["confidence"] = "group" if plan is Tree else "energy"
-    return plan(levels, **{name: value for name, value in options.items() if name in known})  # type: ignore[arg-type]
-
-
-def checked_gate(gate: object) -> Gate | CautiousGate | None:
-    """Return a gate for plain log-odds, or the gate itself: all that says who leaves early and which answers stay."""
-    if gate == "cautious":
-        return CautiousGate()
-    if is_number(gate):
-        return Gate(float(gate))
-    if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
-        raise OptionError(f'gate must be a number of log-odds, "cautious", a Gate or None; got {gate!r}.')
-    return cast(Gate | None, gate)
-
-
-@contextmanager
-def fitted_for_it(part: object) -> Iterator[None]:
-    """Say so where what was fitted meets a model that it was not fitted for; others' functions speak for themselves."""
-    try:
-        yield
-    except HeadtiltError:
-        raise
-    except RuntimeError as error:
-        if out_of_memory(error) or not type(part).__module__.startswith("headtilt."):
-            raise
-        raise OptionError(
-            f"{type(part).__name__} was fitted for another model: {error}. Fit again, or load the bundle of this model."
-        ) from error
-
-
-def settled(root: Evidence, found: Found | None, left: Tensor, slots: int, views: Tensor) -> Found:
-    """Return what was found for the images at `left`, and for all others the image as it came, in the first slot.
-
-    Args:
-        root: Calibrated evidence (B, …) of the images as they came.
-        found: Of the images at `left`; None where there are none.
-        left: Which images were searched.
-        slots: Hypotheses per image.
-        views: (B,), how many views each of the others was shown.
-    """
-    index = torch.zeros(len(root.logits), slots, dtype=torch.long, device=root.logits.device)
-    beam = take(root_beam(Evidence(root.logits)), index)
-    beam = replace(beam, active=(torch.arange(slots, device=index.device) == 0).expand_as(beam.active))
-    whole = Found(beam, (), root.logits, root.logits, views)
-    return whole if found is None else scatter(whole, found, left)

@@ -37,13 +37,7 @@ ASKED += [(*operation, "negative") for operation in OPERATIONS if operation[1] =
 def test_every_reply_is_one_that_the_openapi_promises(api, path, method, mode):
     replies = []
 
-    @settings(
-        max_examples=15,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
     @given(case=api[path][method].as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
     def promised(case):
         response = case.call()

@@ -62,7 +62,7 @@ def test_affine_maps_drawn_at_random_are_not_continuous_across_edges() -> None:
     assert edge_jump(maps, 2) > 0.1
 
 
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(max_examples=20)
 @given(seed=seeds, cells=st.integers(1, 4))
 def test_velocities_a_hair_apart_are_a_hair_apart(seed: int, cells: int) -> None:
     field = CPAB(cells).double()
@@ -77,7 +77,7 @@ def test_velocities_a_hair_apart_are_a_hair_apart(seed: int, cells: int) -> None
     assert field.velocity(points, theta).abs().max() > 0.01
 
 
-@settings(deadline=None, max_examples=15, derandomize=True)
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_flowing_along_theta_and_then_against_it_comes_back(seed: int) -> None:
     field = CPAB(3, steps=64).double()
@@ -115,7 +115,7 @@ def test_half_a_flow_done_twice_is_the_whole_flow() -> None:
     assert (twice - CPAB(2, steps=16).double().flow(points, theta)).abs().max() < 1e-12
 
 
-@settings(deadline=None, max_examples=15, derandomize=True)
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_the_boundary_of_the_square_flows_along_itself(seed: int) -> None:
     field = CPAB(3).double()

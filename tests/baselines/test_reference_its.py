@@ -74,7 +74,7 @@ def test_the_grids_hold_both_end_points() -> None:
     torch.testing.assert_close(last, sizes)
 
 
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), hypotheses=st.integers(1, 4))
 def test_all_hypotheses_get_the_scores_of_their_summed_energies(seed: int, hypotheses: int) -> None:
     energy = torch.randn(2, hypotheses, 17, generator=torch.Generator().manual_seed(seed))
@@ -114,7 +114,7 @@ def test_a_hypothesis_without_a_free_label_takes_the_first_sample() -> None:
     assert unique_best(score, labels).tolist() == [[1, 0, 0]]
 
 
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6))
 def test_labels_are_unique_as_long_as_there_are_enough(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -169,13 +169,13 @@ def test_an_error_is_one_line_on_stderr(call, photographs, tmp_path, words, said
 
 def test_ctrl_c_leaves_the_answers_that_were_ready(call, photographs, monkeypatch):
     def interrupted(*args, **options):
-        for number, row in enumerate(real(*args, **options)):
+        for number, answer in enumerate(real(*args, **options)):
             if number == 5:
                 raise KeyboardInterrupt
-            yield row
+            yield answer
 
-    real = headtilt.apps.rows.classify
-    monkeypatch.setattr(headtilt.apps.rows, "classify", interrupted)
+    real = headtilt.apps.rows.answers
+    monkeypatch.setattr(headtilt.apps.rows, "answers", interrupted)
     result = call("classify", photographs, *COLOURS, "--json")
     assert result.exit_code == 130
     assert [row["label"] for row in json.loads(result.stdout)] == ["blue"] * 4 + ["green"]

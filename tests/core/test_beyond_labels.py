@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt.errors import OptionError, ShapeError
-from headtilt.evidence import two_classes
+from headtilt.outputs import two_classes
 
 from .toys import TEMPLATES, TemplateMatcher, TinyNet, render, tiny_images
 
@@ -239,6 +239,10 @@ def test_several_labels_refuse_what_assumes_one():
             ht.ITS(TinyNet(), confidence="multilabel", **options)
     with pytest.raises(OptionError, match="multilabel"):
         ht.ITS(TinyNet(), confidence="multilabel").fit(tiny_images(20))
+    robust = ht.ITS(TinyNet(), confidence="multilabel")
+    for name, value in (("gate", 1.0), ("calibrator", "batch")):
+        with pytest.raises(OptionError, match="multilabel"):
+            setattr(robust, name, value)
 
 
 # --- what it says on the way ------------------------------------------------------------------------------------------

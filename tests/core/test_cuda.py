@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import headtilt as ht
-from headtilt.calibrate import HeadRecipe
 from headtilt.data import load
 from headtilt.data.perturb import draw
+from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 from headtilt.warp import warp, warp_all
 

@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt import borrow, pace
-from headtilt.evidence import Evidence, Predictor, Views, everywhere
+from headtilt.evidence import Evidence
+from headtilt.predictor import Predictor, Views, everywhere
 from headtilt.warp import warp, warp_all
 
 from .toys import TinyNet, tiny_images

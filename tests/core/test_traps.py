@@ -18,11 +18,12 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt import confidence as measures
-from headtilt import evidence as evidence_module
+from headtilt import predictor as predictor_module
 from headtilt.borrow import dropout_mask
 from headtilt.confidence import Orbit, curvature_operator
-from headtilt.evidence import Evidence, Predictor
+from headtilt.evidence import Evidence
 from headtilt.groups import invert
+from headtilt.predictor import Predictor
 from headtilt.search import tree as tree_module
 from headtilt.search.tree import Tree
 
@@ -160,7 +161,7 @@ def test_sampling_dropout_is_not_training_mode(monkeypatch, images):
 
     leaves_the_model_alone_and_uses_its_statistics()
     with monkeypatch.context() as patch:
-        patch.setattr(evidence_module, "undisturbed", as_in_the_reference_code)
+        patch.setattr(predictor_module, "undisturbed", as_in_the_reference_code)
         refuses(leaves_the_model_alone_and_uses_its_statistics)
 
 
@@ -186,7 +187,7 @@ def test_a_forward_that_raises_leaves_no_trace(monkeypatch, images):
 
     leaves_as_it_came()
     with monkeypatch.context() as patch:
-        patch.setattr(evidence_module, "undisturbed", restored_only_on_success)
+        patch.setattr(predictor_module, "undisturbed", restored_only_on_success)
         refuses(leaves_as_it_came)
 
 

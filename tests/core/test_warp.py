@@ -70,15 +70,26 @@ def test_warping_agrees_with_the_formula_that_drew_the_image(size, pose, which):
     assert_close(ht.warp(upright, pose[None], interpolation="bicubic"), expected, rtol=0, atol=0.02)
 
 
+def read_within(pose: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Where (H, W) a bicubic warp reads all its 4 × 4 pixels from within the frame."""
+    x, y = ((sampling_grid(pose[None], height, width)[0] + 1) * torch.tensor([width, height]) / 2 - 0.5).unbind(-1)
+    return (x >= 1) & (x <= width - 2) & (y >= 1) & (y <= height - 2)
+
+
 @every_size
 @settings(max_examples=25)
 @given(first=poses, second=poses)
-def test_warping_twice_is_warping_by_the_product(size, first, second):
-    image = render(shrunk(fitting(size))[0], EYE, *size)[None, None]
+def test_warping_twice_is_warping_by_the_product_wherever_nothing_left_the_frame_in_between(size, first, second):
+    # torch's bicubic kernel misses a slope by a share of a pixel, so that its error halves with the pixels: 0.033 at
+    # the sizes themselves, 0.017 at twice as many pixels a side.
+    height, width = 2 * size[0], 2 * size[1]
+    image = render(shrunk(fitting(size))[0], EYE, height, width)[None, None]
     twice = ht.warp(ht.warp(image, first[None], interpolation="bicubic"), second[None], interpolation="bicubic")
     once = ht.warp(image, (second @ first)[None], interpolation="bicubic")
     # What leaves a wide frame at the first step is missing at the second.
-    assert_close(twice, once, rtol=0, atol=0.08)
+    there = read_within(second, height, width)
+    assert float(there.float().mean()) > 0.3
+    assert_close(twice[0, 0, there], once[0, 0, there], rtol=0, atol=0.02)
 
 
 def test_the_order_of_the_product_matters_and_is_last_on_the_left():

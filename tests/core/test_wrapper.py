@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt import wrapper
-from headtilt.evidence import Predictor
+from headtilt.predictor import Predictor
 from headtilt.result import SearchResult, concatenate
 
 from .toys import TinyNet, fingerprint, tiny_images, ungated

@@ -176,3 +176,13 @@ def stable_id(value: object) -> str:
 def ungated(model, *args, **options):
     """The wrapper without its cautious gate: what the search itself finds."""
     return ITS(model, *args, **{"gate": None, **options})
+
+
+def exact(t: float) -> Tensor:
+    """A parameter in double precision."""
+    return torch.tensor(t, dtype=torch.float64)
+
+
+def ready(**options) -> ITS:
+    """A wrapped network that searches quickly."""
+    return ITS(TinyNet(), **{"samples": 5, **options})

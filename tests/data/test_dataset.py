@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -90,7 +90,6 @@ def test_no_track_is_on_both_sides_and_equal_numbers_in_two_classes_are_two_trac
     assert len(held_out) == 12
 
 
-@settings(deadline=None, derandomize=True)
 @given(
     units=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=60),
     fraction=st.floats(0.01, 0.99),

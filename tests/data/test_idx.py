@@ -152,7 +152,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "file"
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(max_examples=300)
 @given(
     head=st.sampled_from([b"", b"\0\0\x08\1", b"\0\0\x08\3", b"\x1f\x8b\x08\0"]),
     body=st.binary(max_size=60),
@@ -170,7 +170,7 @@ def test_no_bytes_whatever_raise_anything_but_a_data_error(
     assert array.ndim == ndim
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_file_with_one_byte_changed_is_read_or_refused_with_a_data_error(scratch: Path, data: st.DataObject) -> None:
     array = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)

@@ -17,8 +17,8 @@ import typer
 from typer.testing import CliRunner
 
 import headtilt.wrapper
-from headtilt.calibrate import HeadRecipe
 from headtilt.cli import app
+from headtilt.head import HeadRecipe
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(

@@ -12,14 +12,14 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt.baselines.tta import tta
-from headtilt.calibrate import HeadRecipe
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.evidence import Predictor
 from headtilt.experiments.evaluate import FIELDS, Evaluation, Network, curve, intervals, summarise
 from headtilt.experiments.methods import METHODS, Prediction, Setting, build, fitted
 from headtilt.experiments.retrain import MORE
 from headtilt.gate import Promise
+from headtilt.head import HeadRecipe
 from headtilt.models.train import RECIPES, Recipe, accuracy
+from headtilt.predictor import Predictor
 
 QUICK = HeadRecipe(rounds=2, steps=8, pool=128, hidden=32)
 SILENT = {"tta-mean", "augmented", "last-layer"}  # about how the image was transformed

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from headtilt.calibrate import HeadRecipe
 from headtilt.errors import DataError, OptionError
 from headtilt.experiments import reproduce as items
 from headtilt.experiments.reproduce import markov, table1
 from headtilt.experiments.reproduce.study import Store, Study, redraw, reproduce
 from headtilt.experiments.reproduce.trial import Fitting, Training, picture, pixels, spread
+from headtilt.head import HeadRecipe
 
 FITTING = Fitting(120, HeadRecipe(rounds=2, hidden=32, steps=24, pool=120, batch=32))
 TRAINING = Training(images=256, epochs=1, warm=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import headtilt as ht
 from headtilt import fit as fitting
-from headtilt.calibrate import HeadRecipe
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.gate import fit_detector
+from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 
 QUICK = HeadRecipe(rounds=2, steps=8, pool=128, hidden=32)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import headtilt as ht
 from headtilt import bundle
-from headtilt.calibrate import Balance, HeadRecipe, OrbitHead
+from headtilt.calibrate import Balance
 from headtilt.data import load
 from headtilt.gate import CautiousGate, Gate
+from headtilt.head import HeadRecipe, OrbitHead
 from headtilt.presets import fast
 
 TINY = HeadRecipe(rounds=2, steps=4, pool=64, hidden=16)

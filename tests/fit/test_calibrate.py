@@ -12,20 +12,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.calibrate import (
-    Balance,
-    HeadRecipe,
-    Neighbours,
-    OrbitHead,
-    Prototypes,
-    fit_balance,
-    fit_head,
-    fit_map,
-    fit_neighbours,
-    fit_prototypes,
-    upright_prior,
-)
+from headtilt.calibrate import Balance, fit_balance, fit_map, upright_prior
+from headtilt.distances import Neighbours, Prototypes, fit_neighbours, fit_prototypes
 from headtilt.evidence import Evidence
+from headtilt.head import HeadRecipe, OrbitHead, fit_head
 
 PRIOR = torch.tensor([0.1, 0.3, 0.2, 0.25, 0.15])
 

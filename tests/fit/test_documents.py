@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import headtilt as ht
-from headtilt.calibrate import HeadRecipe
 from headtilt.data import load
+from headtilt.head import HeadRecipe
 
 RECIPE = HeadRecipe(rounds=6, steps=32, pool=512, hidden=64)
 

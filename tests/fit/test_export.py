@@ -12,9 +12,9 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from core.toys import TinyNet, fingerprint, tiny_images
-from headtilt.calibrate import Prototypes
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
+from headtilt.distances import Prototypes
 from headtilt.errors import OptionError
 from headtilt.export import Graph
 from headtilt.search import tree

@@ -15,13 +15,15 @@ import headtilt as ht
 from core.toys import TinyNet, fingerprint, tiny_images, ungated
 from headtilt import fit as fitting
 from headtilt import wrapper
-from headtilt.calibrate import Balance, HeadRecipe, Neighbours, OrbitHead, Prototypes, upright_prior
+from headtilt.calibrate import Balance, upright_prior
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.evidence import Predictor
+from headtilt.distances import Neighbours, Prototypes
 from headtilt.fit import Fitter, centre_crop, gather
 from headtilt.gate import Promise
 from headtilt.groups import decompose
+from headtilt.head import HeadRecipe, OrbitHead
+from headtilt.predictor import Predictor
 from headtilt.search.joint import Joint, lattice
 
 from .conftest import QUICK

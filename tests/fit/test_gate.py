@@ -15,8 +15,9 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt import data as ht_data
 from headtilt import fit as fitting
+from headtilt.calibrate import Balance
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.evidence import Evidence, Predictor
+from headtilt.evidence import Evidence
 from headtilt.gate import (
     CautiousGate,
     Detector,
@@ -29,6 +30,7 @@ from headtilt.gate import (
     plain_weights,
     statistics,
 )
+from headtilt.predictor import Predictor
 from headtilt.result import Found, concatenate
 from headtilt.search.joint import Joint, lattice
 from headtilt.search.tree import root_beam
@@ -180,6 +182,37 @@ def test_a_number_as_gate_is_a_plain_gate(digits_net, tilted):
         assert torch.equal(result.labels, torch.where(result.gated, bare.argmax(1), free.labels))
     everything = ht.ITS(digits_net, gate=math.inf, **options).search(tilted)
     assert bool(everything.gated.all())
+
+
+@pytest.mark.parametrize("before", [None, "cautious", 1.0])
+def test_a_gate_set_afterwards_means_what_it_means_at_the_door(digits_net, tilted, before):
+    robust = ht.ITS(digits_net, samples=9, gate=before)
+    robust.gate = 2.0
+    assert isinstance(robust.gate, Gate)
+    assert torch.equal(robust(tilted[:8]), ht.ITS(digits_net, samples=9, gate=2.0)(tilted[:8]))
+    robust.gate = "cautious"
+    assert isinstance(robust.gate, CautiousGate)
+    robust.gate = None
+    assert not bool(robust.search(tilted[:8]).gated.any())
+    with pytest.raises(ht.OptionError, match="gate must be a number of log-odds"):
+        robust.gate = "strict"
+
+
+def test_a_gate_and_a_calibrator_of_ones_own_may_take_the_place_of_modules(digits_net, tilted):
+    class Open:
+        def leaves_early(self, root):
+            return torch.zeros_like(root.labels, dtype=torch.bool)
+
+        def keeps(self, bare, root, found):
+            return torch.zeros_like(bare.labels, dtype=torch.bool)
+
+    robust = ht.ITS(digits_net, samples=9, calibrator=Balance(torch.zeros(9)))
+    robust.gate, robust.calibrator = Open(), "batch"
+    anew = ht.ITS(digits_net, samples=9, gate=Open(), calibrator="batch")
+    assert torch.equal(robust(tilted[:8]), anew(tilted[:8]))
+    assert robust.state_dict().keys() == anew.state_dict().keys()
+    with pytest.raises(ht.OptionError, match="calibrator must be a callable"):
+        robust.calibrator = "balance"
 
 
 def test_gated_images_return_the_bare_logits_bit_for_bit_and_stay_where_they_are(digits_net, tilted):

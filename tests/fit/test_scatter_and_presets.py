@@ -8,12 +8,13 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from core.toys import TinyNet, tiny_images
-from headtilt.evidence import Evidence, Predictor
+from headtilt.evidence import Evidence
+from headtilt.predictor import Predictor
 from headtilt.presets import accurate, affine_levels, fast
 from headtilt.result import LatticeTrace, LevelTrace, scatter
 from headtilt.search.joint import Joint
+from headtilt.search.plan import settled
 from headtilt.search.tree import Tree
-from headtilt.wrapper import settled
 
 PLANS = {"tree": Tree((ht.rotation(), ht.scale()), samples=5), "joint": Joint((ht.rotation(), ht.scale()), budget=12)}
 every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())

@@ -15,11 +15,12 @@ from torch import nn
 import headtilt as ht
 from headtilt import bundle
 from headtilt.adapters import sidecar
-from headtilt.calibrate import Balance, HeadRecipe
+from headtilt.calibrate import Balance
 from headtilt.data import gtsrb
 from headtilt.data.decode import decode
 from headtilt.errors import is_number
 from headtilt.evidence import Evidence
+from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 from headtilt.models.train import Recipe, train
 from headtilt.wrapper import ITS

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("PIL", reason="the extra data is not installed")
@@ -40,13 +40,7 @@ def test_every_input_of_the_corpus_meets_a_clear_answer(name, path):
 
 
 @pytest.mark.parametrize("name", HERE)
-@settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_mutations_of_the_corpus_meet_clear_answers(name, data):
     seed = data.draw(st.sampled_from(SEEDS[name]))
@@ -59,13 +53,7 @@ def test_mutations_of_the_corpus_meet_clear_answers(name, data):
 
 
 @pytest.mark.parametrize("name", HERE)
-@settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=15)
 @given(content=st.binary(max_size=300))
 def test_arbitrary_bytes_meet_clear_answers(name, content):
     targets.TARGETS[name](content)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from headtilt.evidence import SAMPLED_LAYERS
+from headtilt.borrow import SAMPLED_LAYERS
 from headtilt.warp import Padding
 
 Resample = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]

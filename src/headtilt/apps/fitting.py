@@ -13,9 +13,9 @@ from torch import Tensor
 
 from headtilt.adapters import Adapted
 from headtilt.adapters.images import square_of
-from headtilt.calibrate import HeadRecipe
 from headtilt.data.dataset import sample_indices
 from headtilt.errors import DataError
+from headtilt.head import HeadRecipe
 
 if TYPE_CHECKING:
     from headtilt.pretrained import Pretrained

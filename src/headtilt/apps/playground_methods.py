@@ -12,10 +12,10 @@ from torch import Tensor
 
 from headtilt.adapters import Adapted, door
 from headtilt.adapters.images import find, square_of
-from headtilt.calibrate import HeadRecipe
 from headtilt.data import load as load_data
 from headtilt.errors import DataError, OptionError
 from headtilt.groups import rotation
+from headtilt.head import HeadRecipe
 from headtilt.presets import fast, paper3
 from headtilt.wrapper import ITS
 

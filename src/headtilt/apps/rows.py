@@ -96,29 +96,6 @@ def rows_of(result: SearchResult, paths: Sequence[str], labels: Sequence[str] | 
     return found
 
 
-def classify(
-    robust: ITS,
-    adapted: Adapted,
-    sources: Iterable[Any],
-    *,
-    batch: int = 32,
-    topk: int = 1,
-    workers: int | None = None,
-) -> Iterator[Row]:
-    """Yield a row for each source in order; one that cannot be read gets its error and the others go on.
-
-    Args:
-        robust: Who answers.
-        adapted: How its model wants images prepared.
-        sources: Paths, or anything else that `images.upright` takes.
-        batch: Images per search.
-        topk: How many of the best labels each row should hold.
-        workers: Threads that read files ahead; None chooses.
-    """
-    for answer in answers(robust, adapted, sources, batch=batch, topk=topk, workers=workers):
-        yield answer.row
-
-
 @dataclass(frozen=True)
 class Answer:
     """A row with what undoes the tilt it speaks of.
@@ -141,7 +118,16 @@ def answers(
     topk: int = 1,
     workers: int | None = None,
 ) -> Iterator[Answer]:
-    """Yield what `classify` does, each row with its pose."""
+    """Yield an answer for each source in order; one that cannot be read gets its error and the others go on.
+
+    Args:
+        robust: Who answers.
+        adapted: How its model wants images prepared.
+        sources: Paths, or anything else that `images.upright` takes.
+        batch: Images per search.
+        topk: How many of the best labels each row should hold.
+        workers: Threads that read files ahead; None chooses.
+    """
     waiting: list[tuple[str, Tensor | str]] = []
     for item in _squares(sources, adapted, batch, workers):
         waiting.append(item)

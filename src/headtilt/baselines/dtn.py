@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from headtilt.baselines.stn import Localisation
+from headtilt.baselines.stn import Localisation, Transformer
 from headtilt.errors import at_least
 from headtilt.warp import resample, sampling_grid
 
@@ -78,7 +78,7 @@ class CPAB(nn.Module):
         return (here[..., :2] * points[..., None, :]).sum(-1) + here[..., 2]
 
 
-class DTN(nn.Module):
+class DTN(Transformer):
     """A backbone behind one diffeomorphic transformer.
 
     Args:
@@ -115,11 +115,6 @@ class DTN(nn.Module):
         """Return the images (B, C, H, W) with their content moved by the flow."""
         grid = self.field.flow(_pixels(images), -self.theta(images))
         return resample(images, grid.unflatten(1, images.shape[-2:]), "zeros", "bilinear")
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the backbone's logits (B, Y) on the canonical images."""
-        logits: Tensor = self.backbone(self.canonical(images))
-        return logits
 
 
 def affine_fit(points: Tensor, moved: Tensor) -> Tensor:

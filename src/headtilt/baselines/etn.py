@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.baselines.stn import check_square
+from headtilt.baselines.stn import Transformer, check_square
 from headtilt.groups import invert
-from headtilt.warp import resample, warp
+from headtilt.warp import resample
 
 _ANGLES = 64
 _INNER_RADIUS = 0.1
@@ -27,7 +27,7 @@ _SHEAR_REACH = 1.0
 _SHARPNESS = 10.0
 
 
-class ETN(nn.Module):
+class ETN(Transformer):
     """A backbone behind two equivariant transformers: rotation and scale first, then horizontal shear.
 
     Args:
@@ -56,15 +56,6 @@ class ETN(nn.Module):
         check_square(images, self.channels, self.size)
         similar = self._undo_rotation_and_scale(images)
         return self._undo_shear(images, similar) @ similar
-
-    def canonical(self, images: Tensor) -> Tensor:
-        """Return the images (B, C, H, W) moved by their poses."""
-        return warp(images, self.pose(images))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the backbone's logits (B, Y) on the canonical images."""
-        logits: Tensor = self.backbone(self.canonical(images))
-        return logits
 
     def _undo_rotation_and_scale(self, images: Tensor) -> Tensor:
         points = log_polar_points().to(images)

@@ -47,38 +47,41 @@ class GroupConv(nn.Module):
         return group_convolve(features, filters, self.bias)
 
 
-class GCNN(nn.Module):
-    """The paper's small network with p4 convolutions; its logits are the same for an image and its quarter turns.
+class EquivariantCNN(nn.Module):
+    """The paper's small network over a group of rotations: its logits are the same for an image and its turns.
 
-    Half the channels of `SmallCNN`, since each is seen in four turns: about as many weights. The last convolution
+    Half the channels of `SmallCNN`, since each is seen in several turns: about as many weights. The last convolution
     covers the whole map, as the first linear layer of `SmallCNN` does; the maximum over rotations follows it.
 
     Args:
+        convolutions: The first lifts images to 4 channels, the second gives 8, the third 8, the last `hidden`.
+        pooling: "max" or "mean", over blocks of 2×2 pixels.
         classes: Count of classes.
         channels: Channels of the images.
         size: Height and width of the images; 2×2 pooling must halve the maps evenly, or a turn would shift the blocks.
         hidden: Width of the last hidden layer.
     """
 
-    def __init__(self, classes: int = 10, channels: int = 1, size: int = 28, hidden: int = 16) -> None:
+    def __init__(
+        self,
+        convolutions: tuple[nn.Module, nn.Module, nn.Module, nn.Module],
+        pooling: str,
+        *,
+        classes: int,
+        channels: int,
+        size: int,
+        hidden: int,
+    ) -> None:
         super().__init__()
         self.channels, self.size = channels, size
-        self.maps = nn.Sequential(
-            Lift(channels, 4, 5),
-            nn.GELU(),
-            GroupConv(4, 8, 5),
-            nn.GELU(),
-            Halve("max"),
-            GroupConv(8, 8, 5),
-            nn.GELU(),
-            Halve("max"),
-        )
-        self.hidden = GroupConv(8, hidden, final_size(size))
+        first, second, third, last = convolutions
+        self.maps = nn.Sequential(first, nn.GELU(), second, nn.GELU(), Halve(pooling), third, nn.GELU(), Halve(pooling))
+        self.hidden = last
         self.dropout = nn.Dropout(0.5)
         self.classifier = nn.Linear(hidden, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the equivariant feature maps (B, O, 4, h, w)."""
+        """Return the equivariant feature maps (B, O, R, h, w)."""
         check_square(images, self.channels, self.size)
         maps: Tensor = self.maps(images)
         return maps
@@ -88,6 +91,22 @@ class GCNN(nn.Module):
         hidden = F.gelu(self.hidden(self.features(images))).flatten(2).amax(dim=2)
         logits: Tensor = self.classifier(self.dropout(hidden))
         return logits
+
+
+class GCNN(EquivariantCNN):
+    """The paper's small network with p4 convolutions; its logits are the same for an image and its quarter turns.
+
+    Args:
+        classes: Count of classes.
+        channels: Channels of the images.
+        size: Height and width of the images.
+        hidden: Width of the last hidden layer.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 1, size: int = 28, hidden: int = 16) -> None:
+        last = final_size(size)
+        layers = Lift(channels, 4, 5), GroupConv(4, 8, 5), GroupConv(8, 8, 5), GroupConv(8, hidden, last)
+        super().__init__(layers, "max", classes=classes, channels=channels, size=size, hidden=hidden)
 
 
 class Halve(nn.Module):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headtilt.baselines.stn import Localisation, affine
+from headtilt.baselines.stn import Localisation, Transformer, affine
 from headtilt.errors import at_least
 from headtilt.groups import invert
 from headtilt.warp import warp
 
 
-class ICSTN(nn.Module):
+class ICSTN(Transformer):
     """A backbone behind `steps` recurrent affine transformers that share one localisation network.
 
     Args:
@@ -39,12 +39,3 @@ class ICSTN(nn.Module):
         for _ in range(self.steps):
             pose = invert(affine(self.localise(warp(images, pose)))) @ pose
         return pose
-
-    def canonical(self, images: Tensor) -> Tensor:
-        """Return the images (B, C, H, W) moved by their poses."""
-        return warp(images, self.pose(images))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the backbone's logits (B, Y) on the canonical images."""
-        logits: Tensor = self.backbone(self.canonical(images))
-        return logits

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.baselines.gcnn import Halve, final_size, group_convolve, lift, uniform
-from headtilt.baselines.stn import check_square
+from headtilt.baselines.gcnn import EquivariantCNN, final_size, group_convolve, lift, uniform
 from headtilt.errors import OptionError
 
 ROTATIONS = 8
@@ -54,48 +52,27 @@ class DCFGroupConv(nn.Module):
         return group_convolve(features, filters, self.bias)
 
 
-class RotDCF(nn.Module):
+class RotDCF(EquivariantCNN):
     """The paper's small network with p8 convolutions of decomposed filters.
 
     Its logits are the same for an image and its quarter turns, and nearly so for its eighth turns. Pooling takes means,
-    which commute with turns off the pixel grid better than maxima do. The last convolution covers the whole map; the
-    maximum over rotations follows it.
+    which commute with turns off the pixel grid better than maxima do.
 
     Args:
         classes: Count of classes.
         channels: Channels of the images.
-        size: Height and width of the images; 2×2 pooling must halve the maps evenly, or a turn would shift the blocks.
+        size: Height and width of the images.
         hidden: Width of the last hidden layer.
     """
 
     def __init__(self, classes: int = 10, channels: int = 1, size: int = 28, hidden: int = 32) -> None:
-        super().__init__()
-        self.channels, self.size = channels, size
-        self.maps = nn.Sequential(
+        layers = (
             DCFLift(channels, 4, 5),
-            nn.GELU(),
             DCFGroupConv(4, 8, 5),
-            nn.GELU(),
-            Halve("mean"),
             DCFGroupConv(8, 8, 5),
-            nn.GELU(),
-            Halve("mean"),
+            DCFGroupConv(8, hidden, final_size(size), terms=5),
         )
-        self.hidden = DCFGroupConv(8, hidden, final_size(size), terms=5)
-        self.dropout = nn.Dropout(0.5)
-        self.classifier = nn.Linear(hidden, classes)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the equivariant feature maps (B, O, 8, h, w)."""
-        check_square(images, self.channels, self.size)
-        maps: Tensor = self.maps(images)
-        return maps
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, Y) for images (B, C, H, W) with pixels in [0, 1]."""
-        hidden = F.gelu(self.hidden(self.features(images))).flatten(2).amax(dim=2)
-        logits: Tensor = self.classifier(self.dropout(hidden))
-        return logits
+        super().__init__(layers, "mean", classes=classes, channels=channels, size=size, hidden=hidden)
 
 
 def plane_basis(kernel: int, terms: int) -> Tensor:

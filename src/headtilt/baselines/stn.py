@@ -1,6 +1,6 @@
 """The spatial transformer (Jaderberg et al. 2015): a small network looks at the image and regresses an affine warp.
 
-Also what the other transformers share with it: the localisation network and the check of the images.
+Also what the other transformers share with it: what they are, the localisation network and the check of the images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,26 @@ from headtilt.models.cnn import flat_size
 from headtilt.warp import check_images, warp
 
 
-class STN(nn.Module):
+class Transformer(nn.Module):
+    """A backbone behind what moves images into canonical form."""
+
+    backbone: nn.Module
+
+    def pose(self, images: Tensor) -> Tensor:
+        """Return the matrices (B, 3, 3) that bring the images into canonical form."""
+        raise NotImplementedError
+
+    def canonical(self, images: Tensor) -> Tensor:
+        """Return the images (B, C, H, W) moved by their poses."""
+        return warp(images, self.pose(images))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the backbone's logits (B, Y) on the canonical images."""
+        logits: Tensor = self.backbone(self.canonical(images))
+        return logits
+
+
+class STN(Transformer):
     """A backbone behind one affine spatial transformer.
 
     Args:
@@ -35,15 +54,6 @@ class STN(nn.Module):
     def pose(self, images: Tensor) -> Tensor:
         """Return the matrices (B, 3, 3) that bring the images into canonical form."""
         return invert(affine(self.localise(images)))
-
-    def canonical(self, images: Tensor) -> Tensor:
-        """Return the images (B, C, H, W) moved by their poses."""
-        return warp(images, self.pose(images))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the backbone's logits (B, Y) on the canonical images."""
-        logits: Tensor = self.backbone(self.canonical(images))
-        return logits
 
 
 class Localisation(nn.Module):

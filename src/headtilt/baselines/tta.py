@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headtilt.errors import one_of
-from headtilt.evidence import Predictor
 from headtilt.groups import Group, invert, rotation
+from headtilt.predictor import Predictor
 from headtilt.warp import Padding
 
 

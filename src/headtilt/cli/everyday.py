@@ -46,7 +46,7 @@ def classify(
     batch: Batch = 32,
 ) -> None:
     """Say what images show, however they are tilted, and how they are tilted."""
-    from headtilt.apps.rows import classify as answers
+    from headtilt.apps.rows import answers
 
     if as_csv and as_json:
         raise OptionError("--csv and --json exclude each other. Leave one of them out.")
@@ -56,8 +56,8 @@ def classify(
     try:
         with progress() as tell:
             tell("classifying", 0, len(found.paths))
-            for row in answers(robust, robust.adapted, found.paths, batch=batch, topk=topk):
-                rows.append(row)
+            for answer in answers(robust, robust.adapted, found.paths, batch=batch, topk=topk):
+                rows.append(answer.row)
                 tell("classifying", len(rows), len(found.paths))
     finally:  # also after Ctrl-C: what is done stays done
         if as_json:

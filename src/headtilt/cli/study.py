@@ -87,11 +87,11 @@ def evaluate(
     curve: Annotated[bool, typer.Option("--curve", help="Also measure accuracy at 24 angles.")] = False,
 ) -> None:
     """Compare methods on perturbed images: accuracy tilted and upright, pose errors, views, speed."""
-    from headtilt.calibrate import HeadRecipe
     from headtilt.errors import one_of
     from headtilt.experiments.evaluate import Evaluation
     from headtilt.experiments.own import own
     from headtilt.experiments.report import resolve_device
+    from headtilt.head import HeadRecipe
 
     one_of("split", split, ("test", "validation"))
     where = resolve_device(device)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from headtilt import plot
-from headtilt.calibrate import HeadRecipe
 from headtilt.data import load as load_data
 from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import TestSet, draw, perturb_dataset, schedule
@@ -26,6 +25,7 @@ from headtilt.experiments.demo_text import BARE, OURS, PROMISE, say
 from headtilt.experiments.methods import Predict, Setting, build, searching
 from headtilt.experiments.report import fractions, need_matplotlib, networks, write_json
 from headtilt.groups import decompose
+from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 from headtilt.presets import fast, paper3
 from headtilt.result import SearchResult

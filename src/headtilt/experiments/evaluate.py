@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtilt.calibrate import HeadRecipe
 from headtilt.data import load as load_data
 from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import Mode, TestSet, draw, perturb_dataset, pose_errors, schedule
 from headtilt.errors import DataError, at_least
-from headtilt.evidence import Predictor
 from headtilt.experiments.methods import Predict, Setting, build, check_method
 from headtilt.experiments.retrain import retrained
 from headtilt.fit import HELD_OUT_IMAGES
 from headtilt.gate import Promise
 from headtilt.groups import rotation
+from headtilt.head import HeadRecipe
 from headtilt.models import zoo
+from headtilt.predictor import Predictor
 from headtilt.warp import Padding
 
 FIELDS = (

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.baselines.tta import tta
-from headtilt.calibrate import HeadRecipe
 from headtilt.errors import OptionError
-from headtilt.evidence import Predictor
 from headtilt.gate import Promise
 from headtilt.groups import Group, rotation
+from headtilt.head import HeadRecipe
+from headtilt.predictor import Predictor
 from headtilt.presets import accurate, fast, paper3, paper5
 from headtilt.warp import Padding
 from headtilt.wrapper import ITS

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from headtilt.confidence import Confidence, Orbit, resolve
 from headtilt.errors import OptionError, at_least
-from headtilt.evidence import Evaluate, Evidence, concatenate, everywhere
+from headtilt.evidence import Evaluate, Evidence, concatenate
 from headtilt.groups import FiniteGroup, Group, check_levels, reflection
+from headtilt.predictor import everywhere
 from headtilt.result import Beam, Found, LatticeTrace, near_identity
 from headtilt.search.tree import judged, select
 

@@ -11,8 +11,9 @@ from torch.compiler import is_compiling
 
 from headtilt.confidence import Confidence, Orbit, check_curvature, resolve
 from headtilt.errors import OptionError, at_least, checked_seed, one_of, positive
-from headtilt.evidence import Evaluate, Evidence, everywhere
+from headtilt.evidence import Evaluate, Evidence
 from headtilt.groups import Group, OneParameterGroup, check_levels, identity_index
+from headtilt.predictor import everywhere
 from headtilt.result import Beam, Found, LevelTrace, near_identity
 
 RANKINGS = ("energy", "last", "accumulated", "support")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headtilt.confidence import MEASURES, Orbit
-from headtilt.evidence import Predictor
 from headtilt.experiments.reproduce.study import Report, Store, Study
 from headtilt.experiments.reproduce.trial import WORDS, draw_images, network
 from headtilt.groups import OneParameterGroup, rotation, scale, shear_x
+from headtilt.predictor import Predictor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

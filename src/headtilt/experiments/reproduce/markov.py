@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from headtilt.data.perturb import draw as draw_transforms
-from headtilt.evidence import Predictor
 from headtilt.experiments.reproduce.study import Report, Store, Study
 from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, published, share, spread, tilt
 from headtilt.groups import rotation
+from headtilt.predictor import Predictor
 from headtilt.presets import affine_levels
 from headtilt.result import LevelTrace
 from headtilt.wrapper import ITS

@@ -10,7 +10,6 @@ import torch
 
 from headtilt.data.perturb import TestSet, schedule
 from headtilt.data.perturb import draw as draw_transforms
-from headtilt.evidence import Predictor
 from headtilt.experiments.methods import fitted
 from headtilt.experiments.reproduce.study import Report, Store, Study
 from headtilt.experiments.reproduce.table1 import TRAINED
@@ -27,6 +26,7 @@ from headtilt.experiments.reproduce.trial import (
     setting,
     tilt,
 )
+from headtilt.predictor import Predictor
 from headtilt.presets import accurate, fast, paper3, paper5
 from headtilt.wrapper import ITS
 

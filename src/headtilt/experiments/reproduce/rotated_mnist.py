@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headtilt.evidence import Predictor
 from headtilt.experiments.methods import Predict, Prediction, build, searching
 from headtilt.experiments.reproduce.study import Report, Store, Study
 from headtilt.experiments.reproduce.trial import (
@@ -26,6 +25,7 @@ from headtilt.experiments.reproduce.trial import (
     tilt,
 )
 from headtilt.groups import rotation
+from headtilt.predictor import Predictor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headtilt.data.perturb import draw as draw_transforms
-from headtilt.evidence import Predictor
 from headtilt.experiments.reproduce.study import Report, Store, Study
 from headtilt.experiments.reproduce.trial import WORDS, draw_images, network, published, tilt
 from headtilt.groups import rotation, scale, shear_x
+from headtilt.predictor import Predictor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

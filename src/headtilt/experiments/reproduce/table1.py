@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from headtilt.baselines.reference import ReferenceITS
-from headtilt.calibrate import HeadRecipe
 from headtilt.data.perturb import TestSet, schedule
 from headtilt.data.perturb import draw as draw_transforms
 from headtilt.experiments.methods import Predict, Prediction, Setting, build
@@ -28,6 +27,7 @@ from headtilt.experiments.reproduce.trial import (
     tilt,
 )
 from headtilt.groups import invert
+from headtilt.head import HeadRecipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

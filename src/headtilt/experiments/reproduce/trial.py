@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from headtilt import baselines
-from headtilt.calibrate import HeadRecipe
 from headtilt.data import load as load_data
 from headtilt.data.dataset import Dataset
 from headtilt.data.fetch import cache_folder
@@ -26,6 +25,7 @@ from headtilt.experiments.retrain import retrained
 from headtilt.fit import HELD_OUT_IMAGES
 from headtilt.gate import Promise
 from headtilt.groups import Group, invert
+from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 from headtilt.models.train import RECIPES, train
 from headtilt.plot.style import Array, pixels_of
