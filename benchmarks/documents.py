@@ -21,6 +21,7 @@ import headtilt as ht
 from headtilt.adapters import door
 from headtilt.adapters.images import find, prepare, read
 from headtilt.data import load
+from headtilt.head import HeadRecipe
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
     methods: dict[str, dict[str, Any]] = {
         "balance": {"method": "balance"},
         "head": {},
-        "head, asked for the pose": {"recipe": ht.HeadRecipe(pose=0.2)},
+        "head, asked for the pose": {"recipe": HeadRecipe(pose=0.2)},
         "head+gate": {"promise": 0.5},
     }
     for name, options in methods.items():
