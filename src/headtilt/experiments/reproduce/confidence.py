@@ -29,6 +29,8 @@ PAPER: dict[str, Any] = {
     ]
 }
 
+PAPERS = {name: MEASURES[name] for name in ("energy", "bayesian", "group")}
+
 
 @dataclass(frozen=True)
 class Size:
@@ -65,7 +67,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
         networks = [found[group, f"network {seed}"] for seed in range(size.networks)]
         measures = {
             name: {kind: average([one[name][kind] for one in networks]) for kind in ("wins", "boltzmann")}
-            for name in MEASURES
+            for name in PAPERS
         }
         results[group] = {
             "parameters": GROUPS[group].grid(size.samples).tolist(),
@@ -94,13 +96,13 @@ def orbits(study: Study, size: Size, dataset: str, name: str, seed: int) -> dict
     images = draw_images(study, dataset, size.images).floats()
     predictor = Predictor(network(study, dataset, seed), mc_passes=size.passes, seed=seed)
     poses = group.orbit(size.samples).float().to(study.device)
-    wins = {measure: torch.zeros(size.samples) for measure in MEASURES}
-    probability = {measure: torch.zeros(size.samples) for measure in MEASURES}
+    wins = {measure: torch.zeros(size.samples) for measure in PAPERS}
+    probability = {measure: torch.zeros(size.samples) for measure in PAPERS}
     for part in images.split(500):
         index = torch.arange(len(part), device=study.device).repeat_interleave(len(poses))
         seen = predictor.views(part.to(study.device), index, poses.repeat(len(part), 1, 1))
         seen = seen.reshape(len(part), 1, len(poses))
-        for measure, judge in MEASURES.items():
+        for measure, judge in PAPERS.items():
             confidence = judge(seen, Orbit(group, size.samples))[:, 0].float().cpu()
             wins[measure] += torch.bincount(confidence.argmax(1), minlength=size.samples)
             scaled = confidence / confidence.std(dim=1, keepdim=True).clamp_min(1e-9)
@@ -110,7 +112,7 @@ def orbits(study: Study, size: Size, dataset: str, name: str, seed: int) -> dict
             "wins": (wins[measure] / len(images)).tolist(),
             "boltzmann": (probability[measure] / len(images)).tolist(),
         }
-        for measure in MEASURES
+        for measure in PAPERS
     }
 
 
