@@ -255,13 +255,12 @@ def margin_for(evidence_against: Tensor, cost: Tensor, points: float) -> float:
 
     Args:
         evidence_against: (n,), weighed evidence against the bare answer of upright images.
-        cost: (n,), expected loss of switching: 0 where the winner is the bare answer.
-        points: The promise. One image is held back for the chance that the next one is worse than any seen.
+        cost: (n,), expected loss of switching, negative where it is a gain: 0 where the winner is the bare answer.
+        points: The promise.
     """
     order = evidence_against.argsort(descending=True)
-    spent = cost[order].clamp_min(0).cumsum(0)
-    allowed = points / 100 * (len(cost) + 1) - 1
-    within = int((spent <= max(allowed, 0.0)).sum())
+    spent = cost[order].cumsum(0).cummax(0).values
+    within = int((spent <= points / 100 * len(cost)).sum())
     if within == len(cost):
         return float("-inf")
     return _above(float(evidence_against[order[within]]))

@@ -96,7 +96,8 @@ class Joint:
         else:
             known = set(self.glances)
             rest = points[[place for place in range(self.coarse) if place not in known]]
-            seen = join(seen, look_everywhere(evaluate, self.levels, rest, root.logits.shape[0]))
+            if len(rest):
+                seen = join(seen, look_everywhere(evaluate, self.levels, rest, root.logits.shape[0]))
         step = torch.tensor([first_step(group, self.coarse) for group in self.levels]).to(points)
         for keep in self.survivors:
             best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], keep)
