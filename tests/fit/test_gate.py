@@ -292,7 +292,7 @@ def margins(fitted, upright):
     for promise in PROMISES:
         robust = copy.copy(fitted)
         robust._modules = dict(fitted._modules)
-        made.append(robust.fit(upright, method="keep", promise=Promise(promise, tilted=5.0)))
+        made.append(robust.fit(upright, method="keep", promise=promise, early_exit=False))
     return made
 
 
