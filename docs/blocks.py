@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, headline, shown, stored
+from verdicts import verdict_on
 
 ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
@@ -78,7 +79,8 @@ def reproduce(name: str) -> str:
         )
     parts += ["## What we measured", warning, numbers(paper, report) if numbers else ""]
     rows = [[key, value] for key, value in scalars(report["verdict"])]
-    parts += ["## Verdict", "Computed from the numbers, not written by hand.", grid(["", ""], rows)]
+    folded = "\n".join(f"    {line}" for line in grid(["", ""], rows).splitlines())
+    parts += ["## Verdict", verdict_on(name, report), f'??? note "The numbers behind it"\n\n{folded}']
     parts += [f"![{path.stem}](../results/{path.name})" for path in sorted(RESULTS.glob(f"{name}*.png"))]
     parts += [f"- {note}" for note in report.get("notes", ())]
     return "\n\n".join(part for part in [*parts, provenance(name, report)] if part)

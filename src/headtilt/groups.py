@@ -250,7 +250,7 @@ def invert(matrix: Tensor) -> Tensor:
 
 def _exponential(t: Tensor, algebra: Algebra) -> Tensor:
     """Return exp(t·A) for t (…, 1, 1), in closed form where A allows it, which any runtime can do."""
-    once = torch.tensor(algebra, dtype=t.dtype, device=t.device)
+    once = torch.tensor(algebra, dtype=t.dtype).to(t.device, non_blocking=True)
     identity = torch.eye(3, dtype=t.dtype, device=t.device)
     square = _product(algebra, algebra)
     if _alike(square, ZERO):  # shears and shifts
@@ -258,7 +258,7 @@ def _exponential(t: Tensor, algebra: Algebra) -> Tensor:
     if _alike(square, algebra):  # scales
         return identity + torch.expm1(t) * once
     if _alike(_product(square, algebra), _product(algebra, NEGATIVE)):  # rotations
-        twice = torch.tensor(square, dtype=t.dtype, device=t.device)
+        twice = torch.tensor(square, dtype=t.dtype).to(t.device, non_blocking=True)
         return identity + torch.sin(t) * once + (1 - torch.cos(t)) * twice
     return torch.matrix_exp(t * once)
 

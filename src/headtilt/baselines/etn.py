@@ -41,9 +41,25 @@ class ETN(Transformer):
         training: the pose of an upright image is not the identity.
     """
 
+    polar: Tensor
+    directions: Tensor
+    log_radii: Tensor
+    sheared: Tensor
+    slopes: Tensor
+
     def __init__(self, backbone: nn.Module, *, channels: int = 1, size: int = 28) -> None:
         super().__init__()
         self.channels, self.size = channels, size
+        points = shear_points()
+        constants = {
+            "polar": log_polar_points(),
+            "directions": _directions(),
+            "log_radii": _log_radii(),
+            "sheared": torch.cat([points, torch.ones_like(points[..., :1])], dim=-1),
+            "slopes": _slopes(),
+        }
+        for name, value in constants.items():  # they move to a GPU with the network, once; no weights, never saved
+            self.register_buffer(name, value, persistent=False)
         self.mark_polar = Marker(channels, 2, circular=True)
         self.mark_shear = Marker(channels, 1, circular=False)
         # Where the mark of an image of scale 1 and of no shear lies; the angle needs none, the network sees all of it.
@@ -58,21 +74,18 @@ class ETN(Transformer):
         return self._undo_shear(images, similar) @ similar
 
     def _undo_rotation_and_scale(self, images: Tensor) -> Tensor:
-        points = log_polar_points().to(images)
-        maps = read(images, points.expand(len(images), -1, -1, -1))
+        maps = read(images, self.polar.expand(len(images), -1, -1, -1))
         for_angle, for_radius = self.mark_polar(maps).unbind(1)
-        direction = (for_angle.sum(1, keepdim=True) @ _directions().to(images))[:, 0]
+        direction = (for_angle.sum(1, keepdim=True) @ self.directions)[:, 0]
         cos, sin = F.normalize(direction, dim=1, eps=1e-12).unbind(1)
-        factor = (self.log_radius - for_radius.sum(2) @ _log_radii().to(images)).exp()
+        factor = (self.log_radius - for_radius.sum(2) @ self.log_radii).exp()
         return _linear(factor * cos, factor * sin, -factor * sin, factor * cos)
 
     def _undo_shear(self, images: Tensor, pose: Tensor) -> Tensor:
-        points = shear_points().to(images)
-        homogeneous = torch.cat([points, torch.ones_like(points[..., :1])], dim=-1)
         # Read the original where the canonical coordinates of the moved image point: one interpolation, not two.
-        source = torch.einsum("bij,vuj->bvui", invert(pose)[:, :2], homogeneous)
+        source = torch.einsum("bij,vuj->bvui", invert(pose)[:, :2], self.sheared)
         mark = self.mark_shear(read(images, source))[:, 0]
-        slope = mark.sum(1) @ _slopes().to(images) - self.slope
+        slope = mark.sum(1) @ self.slopes - self.slope
         one, zero = torch.ones_like(slope), torch.zeros_like(slope)
         return _linear(one, -slope, zero, one)
 
