@@ -9,6 +9,7 @@ from pathlib import Path
 import blocks
 import figures
 import pytest
+from verdicts import verdict_on
 
 import headtilt
 from headtilt.experiments.methods import METHODS
@@ -82,7 +83,14 @@ def test_an_item_that_was_run_shows_its_numbers_its_verdict_and_its_command(monk
     report = {
         "quick": False,
         "results": {"mnist": {"each": {"ITS³": row, "head": row}}},
-        "verdict": {"mnist": {"ours_above_paper": True, "difference": -7.6}},
+        "verdict": {
+            "mnist": {
+                "its_above_trained_canonicalisers": True,
+                "its3_within_4_points": False,
+                "difference_to_paper": {"ITS³": -7.6},
+                "best_of_ours": 81.234,
+            }
+        },
         "command": "headtilt reproduce table1",
         "hardware": {"gpu": "a GPU"},
         "date": "2026-01-02T03:04:05",
@@ -91,13 +99,19 @@ def test_an_item_that_was_run_shows_its_numbers_its_verdict_and_its_command(monk
     text = blocks.reproduce("table1")
     assert "| ITS³ | 88.89 | 81.2 ± 1.1 | 38.47 | – |" in text
     assert "| head | – | 81.2 ± 1.1 | – | – |" in text
-    assert "| mnist · ours above paper | yes |" in text
-    assert "| mnist · difference | −7.6 |" in text
+    assert "**Reproduced in part.** MNIST: ITS³ -7.6 points from the paper's mean, above all trained" in text
+    assert "    | mnist · best of ours | 81.23 |" in text
     assert "`headtilt reproduce table1` on a GPU, 2026-01-02" in text
     assert figures.NEVER not in text
     assert "Do not quote" not in text
     monkeypatch.setitem(report, "quick", True)
     assert "Do not quote" in blocks.reproduce("table1")
+
+
+@pytest.mark.parametrize("one", [name for name in ITEMS if (ROOT / "results" / f"{name}.json").exists()])
+def test_what_was_run_has_a_verdict_in_words_unless_it_is_pictures(one):
+    said = verdict_on(one, figures.stored(one))
+    assert re.match(r"\*\*(Reproduced|Reproduced in part|Not reproduced)\.\*\* [A-Z]", said) or one == "examples"
 
 
 @pytest.mark.parametrize("one", ITEMS)
