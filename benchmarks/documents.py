@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import headtilt as ht
 from headtilt.adapters import door
 from headtilt.adapters.images import find, prepare, read
 from headtilt.data import load
+from headtilt.experiments.report import metadata, write_json
 from headtilt.head import HeadRecipe
 
 
@@ -37,12 +39,12 @@ def main() -> None:
     quarters = torch.randint(0, 4, (len(images),), generator=torch.Generator().manual_seed(arguments.seed))
     pairs = zip(images, quarters.tolist(), strict=True)
     turned = torch.stack([torch.rot90(image, -turn, (-2, -1)) for image, turn in pairs])
-    report = {
-        "command": f"python benchmarks/documents.py --json {arguments.json} --data {arguments.data}",
+    report: dict[str, Any] = {
         "data": arguments.data,
         "fit_images": len(upright),
         "test_images": len(images),
         "device": arguments.device,
+        "seed": arguments.seed,
         "methods": {},
     }
     methods: dict[str, dict[str, Any]] = {
@@ -61,8 +63,7 @@ def main() -> None:
             **measured(robust, images, torch.zeros_like(quarters), labels, "upright"),
         }
         print(name, json.dumps(report["methods"][name]), flush=True)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(arguments.json, {**report, **metadata(" ".join(["python", "benchmarks/documents.py", *sys.argv[1:]]))})
 
 
 def measured(robust: ht.ITS, images: Tensor, quarters: Tensor, labels: Tensor, name: str) -> dict[str, float]:

@@ -78,11 +78,11 @@ def reproduce(name: str) -> str:
             '!!! warning "Quick sizes"\n    A handful of images: it shows that it runs. Do not quote these numbers.'
         )
     parts += ["## What we measured", warning, numbers(paper, report) if numbers else ""]
+    parts += [f"![{path.stem}](../results/{path.name})" for path in sorted(RESULTS.glob(f"{name}*.png"))]
+    parts += [f"- {note}" for note in report.get("notes", ())]
     rows = [[key, value] for key, value in scalars(report["verdict"])]
     folded = "\n".join(f"    {line}" for line in grid(["", ""], rows).splitlines())
     parts += ["## Verdict", verdict_on(name, report), f'??? note "The numbers behind it"\n\n{folded}']
-    parts += [f"![{path.stem}](../results/{path.name})" for path in sorted(RESULTS.glob(f"{name}*.png"))]
-    parts += [f"- {note}" for note in report.get("notes", ())]
     return "\n\n".join(part for part in [*parts, provenance(name, report)] if part)
 
 
@@ -162,7 +162,10 @@ def speeds(name: str, networks: dict[str, Any]) -> str:
     """Return what a search costs beside the bare model on the same views, and beside the naive way."""
 
     def middle(one: Any) -> str:
-        return f"{one['median']:,.3g} ({one['low']:,.3g} to {one['high']:,.3g})" if one else NOTHING
+        if not one:
+            return NOTHING
+        median, low, high = (f"{one[key]:,.{0 if one[key] >= 100 else 2}f}" for key in ("median", "low", "high"))
+        return f"{median} ({low} to {high})"
 
     head = ["network", "search", "images/s", "time over the bare model's", "over its channels-last time"]
     rows = [
