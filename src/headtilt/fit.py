@@ -62,6 +62,41 @@ class Fitted:
 
 
 @dataclass(frozen=True)
+class Case:
+    """Held-out images and what the search makes of them.
+
+    Attributes:
+        images: (n, C, H, W), as the model sees them.
+        bare: What the bare model says of them.
+        root: (n, Y), their calibrated logits.
+        found: What the search found.
+    """
+
+    images: Tensor
+    bare: Evidence
+    root: Tensor
+    found: Found
+
+    @property
+    def winner(self) -> Tensor:
+        """The search's answer (n,)."""
+        return self.found.marginal.argmax(1)
+
+    def decided(self, truth: Tensor) -> Tensor:
+        """Return for which images (n,) either the search or the bare model is right, and not both."""
+        return (self.winner != self.bare.labels) & ((self.winner == truth) != (self.bare.labels == truth))
+
+    def harm(self, kept: Tensor, truth: Tensor) -> Tensor:
+        """Return (n,) 1 where the bare answer would lose what the gated search has, −1 where it would save it."""
+        gated = torch.where(kept, self.bare.labels, self.winner)
+        return (gated == truth).long() - (self.bare.labels == truth).long()
+
+    def answers(self, kept: Tensor) -> Tensor:
+        """Return the logits (n, Y) after the gate."""
+        return torch.where(kept[:, None], self.bare.logits, self.found.marginal)
+
+
+@dataclass(frozen=True)
 class Fitter:
     """How to fit.
 
@@ -174,54 +209,27 @@ class Fitter:
         promise: Promise,
     ) -> tuple[Gate, dict[str, Any]]:
         truth = targets[held_out]
-        tilts = max(2, math.ceil(GATE_TILTS / len(held_out)))
-        tilted = [self._tilted(images, held_out, hash((self.seed, 1, number))) for number in range(tilts)]
-        straight = upright.at(held_out)
-        cases = [(self._cropped(images[held_out.cpu()]), straight)] + [
-            (batch, self.predictor(batch)) for batch in tilted
-        ]
-        searched = [(bare, *self._search(batch, bare, calibrator, self.plan.search)) for batch, bare in cases]
+        cases = self._cases(images, upright, held_out, calibrator)
         detector = self._detector(images, upright, targets, train[:DETECTOR_IMAGES])
-        against = [statistics(bare, root, found, detector) for bare, root, found in searched]
-        winners = [found.marginal.argmax(1) for _, _, found in searched]
-        decided = [
-            (winner != bare.labels) & ((winner == truth) != (bare.labels == truth))
-            for winner, (bare, _, _) in zip(winners, searched, strict=True)
-        ]
+        against = [statistics(case.bare, case.root, case.found, detector) for case in cases]
+        decided = [case.decided(truth) for case in cases]
         weights = fit_weights(
             torch.cat([rows[use] for rows, use in zip(against, decided, strict=True)]),
-            torch.cat([(winner == truth)[use] for winner, use in zip(winners, decided, strict=True)]),
+            torch.cat([(case.winner == truth)[use] for case, use in zip(cases, decided, strict=True)]),
         )
         belief = self._second_opinion(images[held_out.cpu()])
-        cost = belief.gather(1, truth[:, None])[:, 0] - belief.gather(1, winners[0][:, None])[:, 0]
+        cost = belief.gather(1, truth[:, None])[:, 0] - belief.gather(1, cases[0].winner[:, None])[:, 0]
         margin = margin_for(against[0] @ weights, cost, promise.upright)
+        kept = [rows @ weights < margin for rows in against]
         exit_at = glance_at = None
         if self.early_exit:
-            kept = [rows @ weights < margin for rows in against]
-            harm = torch.cat(
-                [
-                    (torch.where(keep, bare.labels, winner) == truth).long() - (bare.labels == truth).long()
-                    for keep, winner, (bare, _, _) in zip(kept[1:], winners[1:], searched[1:], strict=True)
-                ]
-            )
-            trust = torch.cat([detector(bare) for bare, _, _ in searched[1:]])
-            if isinstance(self.plan, Joint):
-                # Half of what may be lost is for the glance, which decides about the images that are still there.
-                exit_at = exit_for(trust, harm, promise.tilted / 2)
-                glanced = self._glance_evidence(cases[1:], calibrator, detector) @ weights
-                glance_at = -exit_for(-glanced, torch.where(trust >= exit_at, 0, harm), promise.tilted / 2)
-            else:
-                exit_at = exit_for(trust, harm, promise.tilted)
+            harm = torch.cat([case.harm(keep, truth) for case, keep in zip(cases[1:], kept[1:], strict=True)])
+            exit_at, glance_at = self._exits(cases[1:], harm, calibrator, detector, weights, promise.tilted)
         gate = Gate(margin, weights, exit_at, detector, glance_at)
-        changed = (against[0] @ weights >= margin) & (winners[0] != truth)
         temperature = None
         if self.readout == "marginal":
-            kept = [rows @ weights < margin for rows in against]
-            answers = [
-                torch.where(keep[:, None], bare.logits, found.marginal)
-                for keep, (bare, _, found) in zip(kept, searched, strict=True)
-            ]
-            temperature = fit_temperature(torch.cat(answers), truth.repeat(len(answers)))
+            answers = torch.cat([case.answers(keep) for case, keep in zip(cases, kept, strict=True)])
+            temperature = fit_temperature(answers, truth.repeat(len(cases)))
         return gate, {
             "temperature": temperature,
             "promise_upright": promise.upright,
@@ -231,9 +239,54 @@ class Fitter:
             "weights": weights.tolist(),
             "exit_at": exit_at,
             "glance_at": glance_at,
-            "upright_answers_changed": float(changed.float().mean()) * 100,
-            "upright_leave_early": float(gate.leaves_early(straight).float().mean()) * 100,
+            "upright_answers_changed": float((~kept[0] & (cases[0].winner != truth)).float().mean()) * 100,
+            "upright_leave_early": float(gate.leaves_early(cases[0].bare).float().mean()) * 100,
         }
+
+    def _cases(self, images: Tensor, upright: Evidence, held_out: Tensor, calibrator: Calibrator | None) -> list[Case]:
+        """Return the held-out images upright and under some tilts, searched."""
+        tilts = max(2, math.ceil(GATE_TILTS / len(held_out)))
+        batches = [(self._cropped(images[held_out.cpu()]), upright.at(held_out))]
+        for number in range(tilts):
+            tilted = self._tilted(images, held_out, hash((self.seed, 1, number)))
+            batches.append((tilted, self.predictor(tilted)))
+        return [Case(batch, bare, *self._search(batch, bare, calibrator, self.plan.search)) for batch, bare in batches]
+
+    def _exits(
+        self,
+        tilted: Sequence[Case],
+        harm: Tensor,
+        calibrator: Calibrator | None,
+        detector: Detector,
+        weights: Tensor,
+        points: float,
+    ) -> tuple[float, float | None]:
+        """Return the scores at which tilted images may leave after one view and after a glance.
+
+        Args:
+            tilted: Searched images.
+            harm: (n,), what leaving before the search would lose (1), keep from being lost (−1), or neither.
+            calibrator: What the search is calibrated with.
+            detector: What scores the images as they came.
+            weights: How evidence against the bare answer is weighed.
+            points: Of accuracy, that may be lost in all.
+        """
+        trust = torch.cat([detector(case.bare) for case in tilted])
+        if not isinstance(self.plan, Joint):
+            return exit_for(trust, harm, points), None
+        # Half of what may be lost is for the glance, which decides about the images that are still there.
+        exit_at = exit_for(trust, harm, points / 2)
+        plan = self.plan
+
+        def glance(evaluate: Evaluate, root: Evidence) -> Found:
+            return plan.judged(plan.glance(evaluate, root))
+
+        glanced = [
+            statistics(case.bare, *self._search(case.images, case.bare, calibrator, glance), detector)
+            for case in tilted
+        ]
+        still_there = torch.where(trust >= exit_at, 0, harm)
+        return exit_at, -exit_for(-torch.cat(glanced) @ weights, still_there, points / 2)
 
     def _second_opinion(self, images: Tensor) -> Tensor:
         """Return how probable each class is (n, Y) by looks that neither the bare answer nor the search has had.
@@ -244,26 +297,15 @@ class Fitter:
         device, _ = self.predictor.device_and_dtype(images)
         side = images.shape[-1] if self.crop is None else self.crop
         shift = 2 * SHIFT * side / max(images.shape[-2:])
-        poses = torch.eye(3).repeat(4, 1, 1)
-        poses[:, :2, 2] = shift * torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])
-        looks = [
-            self.predictor(self._cropped(warp(images.to(device), pose.expand(len(images), 3, 3), padding=self.padding)))
-            for pose in poses
-        ]
-        return torch.stack([look.logits.softmax(1) for look in looks]).mean(0)
-
-    def _glance_evidence(
-        self, cases: Sequence[tuple[Tensor, Evidence]], calibrator: Calibrator | None, detector: Detector
-    ) -> Tensor:
-        """Return what speaks against the bare answers (n, 5) after a glance at each batch of images."""
-        plan = self.plan
-        assert isinstance(plan, Joint)
-
-        def glance(evaluate: Evaluate, root: Evidence) -> Found:
-            return plan.judged(plan.glance(evaluate, root))
-
-        found = [(bare, *self._search(batch, bare, calibrator, glance)) for batch, bare in cases]
-        return torch.cat([statistics(*case, detector) for case in found])
+        opinions = []
+        for part in images.split(256):
+            looks = []
+            for x, y in ((-shift, -shift), (-shift, shift), (shift, -shift), (shift, shift)):
+                pose = torch.tensor([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]]).expand(len(part), 3, 3)
+                moved = warp(part.to(device), pose, padding=self.padding, interpolation=self.interpolation)
+                looks.append(self.predictor(self._cropped(moved)).logits.softmax(1))
+            opinions.append(torch.stack(looks).mean(0))
+        return torch.cat(opinions)
 
     def _detector(self, images: Tensor, upright: Evidence, targets: Tensor, train: Tensor) -> Detector:
         """Return a detector trained on those images, each upright and under two tilts."""

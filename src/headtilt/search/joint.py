@@ -49,9 +49,11 @@ class Joint:
         check_levels(self.levels, 1)
         object.__setattr__(self, "levels", tuple(self.levels))
         check_pointwise(self.confidence)
-        if self.coarse < 1:
+        # The first look costs nothing: `coarse` counts the rounds one by one, and a file may ask for 10**12 of them.
+        least = 2 * len(self.levels) * self.rounds
+        if least >= self.budget or self.coarse < 1:
             raise OptionError(
-                f"budget must leave views for the lattice after {self.budget - self.coarse} for {self.rounds} rounds; "
+                f"budget must leave views for the lattice after {self.rounds} rounds, which take at least {least}; "
                 f"got {self.budget}. Use more views or fewer rounds."
             )
 
