@@ -17,10 +17,11 @@ from headtilt.calibrate import Balance, Calibrator, checked_calibrator, fit_bala
 from headtilt.confidence import Confidence
 from headtilt.errors import DataError, OptionError, ShapeError, is_number, one_of
 from headtilt.evidence import Evidence
-from headtilt.fit import Fitter, Method, default_views
+from headtilt.fit import Fitter, Method
 from headtilt.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.groups import Group, rotation
 from headtilt.head import HeadRecipe
+from headtilt.looks import default_views
 from headtilt.outputs import checked_features
 from headtilt.pace import kind_of
 from headtilt.predictor import Predictor, Views

@@ -34,6 +34,8 @@ ORDER = [
     "result",
     "gate",
     "search",
+    "looks",
+    "gate_fit",
     "fit",
     "bundle",
     "export",

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 import headtilt as ht
-from headtilt import fit as fitting
+from headtilt import gate_fit
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.gate import fit_detector
@@ -33,7 +33,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def quick_detectors() -> Iterator[None]:
     """Detectors of gates are trained for a tenth of their steps: these tests are of what is done with them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "fit_detector", partial(fit_detector, steps=60))
+        patch.setattr(gate_fit, "fit_detector", partial(fit_detector, steps=60))
         yield
 
 

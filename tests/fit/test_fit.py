@@ -19,10 +19,11 @@ from headtilt.calibrate import Balance, upright_prior
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.distances import Neighbours, Prototypes
-from headtilt.fit import Fitter, centre_crop, gather
+from headtilt.fit import Fitter, gather
 from headtilt.gate import Promise
 from headtilt.groups import decompose
 from headtilt.head import HeadRecipe, OrbitHead
+from headtilt.looks import centre_crop
 from headtilt.predictor import Predictor
 from headtilt.search.joint import Joint, lattice
 
@@ -281,7 +282,7 @@ def test_classes_win_over_the_orbits_that_were_fitted_as_often_as_they_occur(dig
     with torch.no_grad():
         balance = fitter.fit(upright).calibrator
         train, _ = fitting._halves(200, None, 0)
-        orbits = balance(fitter._orbits(upright, train, 0)[0]).logits
+        orbits = balance(fitter._looks().orbits(upright, train, 0)[0]).logits
         prior = upright_prior(digits_net(upright).argmax(1), 9)
     scores = orbits.amax(1) if readout == "incumbent" else orbits.logsumexp(1)
     assert_close(scores.softmax(1).mean(0).double(), prior, rtol=0, atol=0.01)
@@ -291,7 +292,7 @@ def test_orbits_are_views_of_tilted_images_and_follow_their_seed(digits_net, upr
     fitter = Fitter(Predictor(digits_net), Joint((ht.rotation(), ht.scale())), views=10)
     index = torch.tensor([3, 1, 4])
     with torch.no_grad():
-        first, same, other = (fitter._orbits(upright, index, seed)[0].logits for seed in (1, 1, 2))
+        first, same, other = (fitter._looks().orbits(upright, index, seed)[0].logits for seed in (1, 1, 2))
     assert first.shape == (3, 10, 9)
     assert torch.equal(first, same)
     assert float((first - other).abs().max()) > 0.1
@@ -301,10 +302,10 @@ def test_an_image_belongs_to_the_views_that_undo_its_tilt(digits_net, upright):
     fitter = Fitter(Predictor(digits_net), Joint((ht.rotation(),)), views=24)
     index = torch.arange(20)
     with torch.no_grad():
-        _, aim = fitter._orbits(upright, index, 3)
+        _, aim = fitter._looks().orbits(upright, index, 3)
     shift = torch.rand(1, generator=torch.Generator().manual_seed(3))
     angles = lattice((ht.rotation(),), 24, shift)[:, 0]
-    tilts = decompose(fitter._tilts(20, hash((3, 0)))).rotation
+    tilts = decompose(fitter._looks().tilts(20, hash((3, 0)))).rotation
     left = torch.rad2deg(angles[None] + tilts[:, None])
     left = (left + 180) % 360 - 180
     assert_close(aim.sum(1), torch.ones(20))
@@ -460,7 +461,7 @@ def test_with_a_crop_the_model_sees_squares_without_corners(digits_net, upright)
     robust = joint(Watching(), padding=-1.0)
     fitter = Fitter(robust.predictor, robust.plan, padding=-1.0, crop=28)
     with torch.no_grad():
-        robust.predictor(fitter._tilted(large, torch.arange(200), 0))
+        robust.predictor(fitter._looks().tilted(large, torch.arange(200), 0))
     assert seen[-1].shape[-2:] == (28, 28)
     assert float(seen[-1].min()) >= -1e-5
     robust.fit(large, method="balance", crop=28)

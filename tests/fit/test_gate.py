@@ -30,6 +30,7 @@ from headtilt.gate import (
     plain_weights,
     statistics,
 )
+from headtilt.looks import Looks
 from headtilt.predictor import Predictor
 from headtilt.result import Found, concatenate
 from headtilt.search.joint import Joint, lattice
@@ -510,3 +511,24 @@ def test_a_fitted_gate_lets_more_upright_digits_go_within_six_views_than_by_one_
     single = robust.search(upright).views
     assert set(glancing.tolist()) <= {1, 6, 18}
     assert float(glancing.double().mean()) < float(single.double().mean())
+
+
+def test_the_second_opinion_is_the_mean_prediction_over_four_small_shifts(digits_net, upright):
+    looks = Looks(Predictor(digits_net), (ht.rotation(),))
+    images = upright[:5]
+    expected = torch.zeros(5, 9)
+    for x, y in ((-1, -1), (-1, 1), (1, -1), (1, 1)):
+        pose = torch.eye(3)
+        pose[0, 2], pose[1, 2] = x / 16, y / 16  # the side spans two units: 1/32 of it
+        with torch.no_grad():
+            expected += digits_net(ht.warp(images, pose.expand(5, 3, 3))).softmax(1) / 4
+    torch.testing.assert_close(looks.second_opinion(images), expected)
+
+
+def test_the_second_opinion_shifts_larger_images_by_as_much_of_what_the_model_sees(digits_net, upright):
+    framed = torch.nn.functional.pad(upright[:5], (6, 6, 6, 6))
+    alone, within = (
+        Looks(Predictor(digits_net), (ht.rotation(),)),
+        Looks(Predictor(digits_net), (ht.rotation(),), crop=28),
+    )
+    torch.testing.assert_close(within.second_opinion(framed), alone.second_opinion(upright[:5]), rtol=1e-3, atol=1e-4)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headtilt.data.dataset import Dataset
 from headtilt.errors import OptionError, one_of
-from headtilt.fit import centre_crop
 from headtilt.groups import (
     FiniteGroup,
     Group,
@@ -24,6 +23,7 @@ from headtilt.groups import (
     translate_x,
     translate_y,
 )
+from headtilt.looks import centre_crop
 from headtilt.warp import Padding, warp
 
 Mode = Literal["each", "run", "grid"]
