@@ -70,7 +70,7 @@ def watched(name: str, seconds: int) -> dict[str, Any]:
     runs = re.search(r"number_of_executed_units: (\d+)", said)
     finding = None
     if done.returncode:
-        finding = said[-4000:]
+        finding = said[-4000:].replace(f"{HERE.parent}/", "")  # results name no machine's paths
         print(finding, file=sys.stderr)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -201,9 +201,17 @@ def test_refinement_is_paid_from_the_budget_and_halves_the_hypotheses(rounds, hy
 
 
 def test_a_budget_that_leaves_nothing_for_the_lattice_is_refused():
-    with pytest.raises(ht.OptionError, match=r"for the lattice after 2 rounds, which take at least \d+; got 8"):
+    with pytest.raises(ht.OptionError, match=r"budget must leave views for the lattice after 8 for 2 rounds; got 8"):
         Joint((ht.rotation(),), budget=8, rounds=2)
     assert Joint((ht.rotation(),), budget=9, rounds=2).coarse == 1
+
+
+@pytest.mark.parametrize("hypotheses", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("rounds", range(6))
+def test_what_the_rounds_spend_is_counted_without_making_them(hypotheses, rounds):
+    plan = Joint((ht.rotation(), ht.scale()), budget=200, rounds=rounds, hypotheses=hypotheses)
+    assert plan.coarse == 200 - 4 * sum(plan.survivors)
+    assert Joint((ht.rotation(),), budget=3 * 10**12, rounds=10**12).coarse > 0
 
 
 @pytest.mark.parametrize("plan", [Joint, Anneal])

@@ -49,11 +49,9 @@ class Joint:
         check_levels(self.levels, 1)
         object.__setattr__(self, "levels", tuple(self.levels))
         check_pointwise(self.confidence)
-        # The first look costs nothing: `coarse` counts the rounds one by one, and a file may ask for 10**12 of them.
-        least = 2 * len(self.levels) * self.rounds
-        if least >= self.budget or self.coarse < 1:
+        if self.coarse < 1:
             raise OptionError(
-                f"budget must leave views for the lattice after {self.rounds} rounds, which take at least {least}; "
+                f"budget must leave views for the lattice after {self.budget - self.coarse} for {self.rounds} rounds; "
                 f"got {self.budget}. Use more views or fewer rounds."
             )
 
@@ -65,7 +63,9 @@ class Joint:
     @property
     def coarse(self) -> int:
         """Views that the lattice gets."""
-        return self.budget - sum(self.survivors) * 2 * len(self.levels)
+        halved = min(self.rounds, self.hypotheses.bit_length())  # afterwards one is left; a file may ask for 10**12
+        refined = sum(self.hypotheses >> number for number in range(halved)) + self.rounds - halved
+        return self.budget - refined * 2 * len(self.levels)
 
     @property
     def glances(self) -> list[int]:
