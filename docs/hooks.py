@@ -13,7 +13,7 @@ from blocks import BLOCKS
 from figures import RESULTS, ROOT, fill
 from mkdocs.structure.files import File
 
-KINDS = (".json", ".png")
+KINDS = (".json", ".png", ".txt")
 OUTSIDE = {"CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md", "CONTRIBUTING.md": "contributing.md"}
 
 
