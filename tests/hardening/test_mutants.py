@@ -7,8 +7,11 @@ import torch
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt.distances import Neighbours
 from headtilt.evidence import Evidence
 from headtilt.search.anneal import Anneal
+from headtilt.search.joint import lattice
+from headtilt.warp import warp_all
 
 
 @pytest.mark.parametrize(("hot", "cold"), [(2.0, 0.02), (0.5, 0.5)])
@@ -23,3 +26,39 @@ def test_steps_of_annealing_shrink_from_hot_to_cold_by_the_root_of_a_geometric_s
         steps.append(float(torch.randn(1, generator=generator)) * torch.pi * 1e-3 * heat**0.5)
         torch.rand((), generator=generator)
     assert_close(walked.diff(), torch.tensor(steps[1:]), rtol=1e-2, atol=1e-6)
+
+
+def test_groups_are_called_what_they_are_and_reach_as_far_as_they_say():
+    assert ht.translate(0.25, 0.0).name == "translate"
+    assert ht.quarter_turns().name == "quarter_turns"
+    assert (ht.translate_x().low, ht.translate_x().high) == (-0.25, 0.25)
+    assert torch.equal(ht.quarter_turns().grid(), ht.quarter_turns().grid(4))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_a_constant_padding_keeps_interpolation_and_fills_what_lies_outside(interpolation):
+    images = torch.arange(16.0).reshape(1, 1, 4, 4) / 16
+    pose = torch.tensor([[1.0, 0, 0.3], [0, 1, 0], [0, 0, 1]])[None]
+    plain = ht.warp(images, pose, interpolation=interpolation)
+    inside = ht.warp(torch.ones_like(images), pose, interpolation=interpolation)
+    expected = plain + 0.5 * (1 - inside)
+    torch.testing.assert_close(ht.warp(images, pose, padding=0.5, interpolation=interpolation), expected)
+
+
+def test_every_image_under_every_pose_is_padded_with_zeros_unless_said():
+    images, poses = torch.rand(2, 1, 6, 6), ht.rotation().matrix(torch.tensor([0.3, 1.0]))
+    each = torch.stack([ht.warp(images, pose.expand(2, 3, 3)) for pose in poses])
+    torch.testing.assert_close(warp_all(images, poses), each)
+
+
+def test_a_lattice_of_three_groups_spreads_each_coordinate_over_its_whole_range():
+    points = lattice((ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)), 60)
+    for column in points.T:
+        ordered = ((column - column.min()) / (column.max() - column.min())).sort().values
+        assert float(ordered.diff().max()) < 0.1
+    # No two coordinates move together.
+    assert float(torch.corrcoef(points.T.double()).fill_diagonal_(0).abs().max()) < 0.3
+
+
+def test_similarities_are_worth_twenty_logits_unless_said():
+    assert Neighbours(torch.zeros(2, 1, 3)).scale == 20.0
