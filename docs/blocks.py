@@ -11,6 +11,8 @@ from typing import Any
 from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, headline, shown, stored
 from verdicts import verdict_on
 
+# Long lists, for which the file itself is the place.
+DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent"}
 ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
@@ -153,7 +155,8 @@ def file_block(name: str, title: str) -> str:
         body = speeds(name, report["networks"])
     else:
         body = grid(
-            ["", ""], [[key, value] for key, value in scalars({k: report[k] for k in report if k not in ABOUT})]
+            ["", ""],
+            [[key, value] for key, value in scalars({k: report[k] for k in report if k not in ABOUT | DETAILS})],
         )
     return f"## {title}\n\n{body}\n\n{provenance(name, report)}"
 
