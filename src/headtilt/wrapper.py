@@ -166,10 +166,13 @@ class ITS(nn.Module):
     def train(self, mode: bool = True) -> ITS:
         """Set the mode of the model; what was fitted around it stays in eval mode, since it is done learning."""
         super().train(mode)
-        for part in (self.calibrator, self.gate):
-            if isinstance(part, nn.Module):
-                part.eval()
+        for part in self._fitted():
+            part.eval()
         return self
+
+    def _fitted(self) -> list[nn.Module]:
+        """Return what was fitted around the model and has weights."""
+        return [part for part in (self.calibrator, self.gate) if isinstance(part, nn.Module)]
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, Y) of the images (B, C, H, W) in their most familiar pose."""
@@ -274,9 +277,8 @@ class ITS(nn.Module):
             robust.predictor = robust.predictor.with_features(robust.features)
         robust.report = report
         device, _ = robust.predictor.device_and_dtype(torch.empty(0))
-        for part in (robust.calibrator, robust.gate):
-            if isinstance(part, nn.Module):
-                part.to(device)
+        for part in robust._fitted():
+            part.to(device)
         return robust
 
     def export(
