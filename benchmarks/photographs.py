@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from headtilt.adapters import Adapted, door, sidecar
+from headtilt.adapters import Adapted, door, onnx
 from headtilt.adapters.images import square_of
 from headtilt.data.folder import list_images
 from headtilt.experiments.report import metadata, resolve_device, write_json
@@ -136,17 +136,7 @@ def through_onnx(
 ) -> dict[str, Any]:
     """Return how often the same model as an ONNX file gives the same labels."""
     path = folder / "net.onnx"
-    example = torch.rand(2, adapted.channels, adapted.size, adapted.size)
-    torch.onnx.export(
-        adapted.model.cpu(),
-        (example,),
-        path,
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=4096)},),
-        external_data=False,
-        verbose=False,
-    )
-    sidecar.write(path, adapted)
+    onnx.write(path, adapted)
     rows = classified(photographs, f"onnx:{path}", bundle, device)
     same = [row["label"] == label for row, label in zip(rows, labels, strict=True)]
     return {"same_labels": percent(same), "different": len(same) - sum(same)}

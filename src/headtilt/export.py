@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -164,14 +164,33 @@ def write(
     if shape is None or len(shape) != 3:
         raise OptionError(f"example must be images (B, C, H, W) or their (C, H, W); got {shape}. Give one to export.")
     device, dtype = graph.predictor.device_and_dtype(torch.zeros(1))
-    # Two: torch.export takes a batch of one for a constant.
     example = torch.zeros(2, *shape, device=device, dtype=dtype)
     graph.predictor(example)  # finds the feature layers, and raises in plain words where the model cannot take them
-    information = metadata(graph, shape, labels)
+    with undisturbed(graph.predictor.model):
+        write_module(graph.eval(), example, target, OUTPUTS, metadata(graph, shape, labels))
+
+
+def write_module(
+    module: nn.Module, example: Tensor, target: Path, outputs: Sequence[str], information: Mapping[str, str]
+) -> None:
+    """Write a module from images to several outputs as a graph, whole or not at all.
+
+    Args:
+        module: In eval mode.
+        example: Two images or more, since torch.export takes a batch of one for a constant.
+        target: Ends in .onnx or .pt2.
+        outputs: Their names.
+        information: Words that go with the file.
+    """
     temporary = target.with_name(f".{target.stem}.{os.getpid()}.tmp{target.suffix}")
     try:
-        with undisturbed(graph.predictor.model), torch.no_grad():
-            (_write_onnx if target.suffix == ".onnx" else _write_pt2)(graph.eval(), example, temporary, information)
+        with torch.no_grad():
+            batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
+            program = torch.export.export(module, (example,), dynamic_shapes={"images": {0: batch}}, strict=False)
+            if target.suffix == ".onnx":
+                _write_onnx(program, example, temporary, outputs, information)
+            else:
+                torch.export.save(program, temporary, extra_files={"headtilt.json": json.dumps(dict(information))})
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -197,22 +216,18 @@ def metadata(graph: Graph, shape: Sequence[int], labels: Sequence[str] | None) -
     return found if labels is None else {**found, "headtilt.labels": json.dumps(list(labels))}
 
 
-def _program(graph: Graph, example: Tensor) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
-    return torch.export.export(graph, (example,), dynamic_shapes={"images": {0: batch}}, strict=False)
-
-
-def _write_pt2(graph: Graph, example: Tensor, path: Path, information: dict[str, str]) -> None:
-    torch.export.save(_program(graph, example), path, extra_files={"headtilt.json": json.dumps(information)})
-
-
-def _write_onnx(graph: Graph, example: Tensor, path: Path, information: dict[str, str]) -> None:
+def _write_onnx(
+    program: torch.export.ExportedProgram,
+    example: Tensor,
+    path: Path,
+    outputs: Sequence[str],
+    information: Mapping[str, str],
+) -> None:
     try:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("onnx and onnxscript", "onnx") from error
-    program = _program(graph, example)
     with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")  # of torch's own making; none concerns the caller
         try:
@@ -221,7 +236,7 @@ def _write_onnx(graph: Graph, example: Tensor, path: Path, information: dict[str
                 (example,),
                 path,
                 input_names=["images"],
-                output_names=list(OUTPUTS),
+                output_names=list(outputs),
                 opset_version=OPSET,
                 external_data=False,
                 dynamo=True,
@@ -229,11 +244,11 @@ def _write_onnx(graph: Graph, example: Tensor, path: Path, information: dict[str
             )
         except Exception as error:  # older exporters lack options or operators, and say so in many ways
             raise ModelError(
-                f"torch {torch.__version__} cannot write this search as ONNX: {error}. "
+                f"torch {torch.__version__} cannot write this as ONNX: {error}. "
                 "It is known to work with torch 2.13; update torch, or write a .pt2 file."
             ) from error
     model = onnx.load(path)
-    onnx.helper.set_model_props(model, information)
+    onnx.helper.set_model_props(model, dict(information))
     onnx.save(model, path)
 
 

@@ -91,7 +91,7 @@ def takes_channels_last(
         moved = forward(channels_last(views))
     except (MemoryError, RuntimeError):  # such as from `view` where it should be `reshape`
         return False
-    tolerance = 1e-4 if autocast is None else 2e-2
+    tolerance = 2e-2 if autocast is not None else 5e-3 if views.is_cuda else 1e-4  # a GPU convolves in TF32
     alike = torch.allclose(moved, plain, rtol=tolerance, atol=tolerance)
     return alike and torch.equal(moved.argmax(1), plain.argmax(1))
 

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 import headtilt as ht
 from headtilt.adapters import Adapted, door, onnx, pt2, sidecar
+from headtilt.adapters.photometric import BlackBox
+from headtilt.data import load
 from headtilt.errors import DataError, HeadtiltError, ModelError
+from headtilt.head import HeadRecipe
+from headtilt.models import zoo
+from headtilt.predictor import Predictor
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the exporters
 
@@ -83,6 +88,70 @@ def test_a_network_of_bytes_channels_last_and_probabilities_is_shown_what_it_wan
     with torch.no_grad():
         expected = Bytes()((images * 255).round().to(torch.uint8).permute(0, 2, 3, 1))
         assert torch.allclose(found.model(images).softmax(-1), expected, atol=1e-5)
+
+
+class Layered(nn.Module):
+    """Two linear layers, whose inputs are the features that `fit` would read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.body = nn.Sequential(nn.Conv2d(3, 4, 5, stride=3), nn.GELU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+            self.head = nn.ModuleDict({"first": nn.Linear(16, 6), "last": nn.Linear(6, 5)})
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head["last"](self.head["first"](self.body(images)))
+
+
+def layered() -> Adapted:
+    return Adapted(Layered().eval(), tuple("abcde"), 24, 30, "zeros", "layered")
+
+
+def test_a_classifier_written_as_onnx_keeps_its_features_and_serves_its_bundle(tmp_path, images):
+    pytest.importorskip("onnxruntime", reason="needs the extra headtilt[onnx]")
+    pytest.importorskip("onnxscript", reason="needs the extra headtilt[onnx]")
+    source = layered()
+    onnx.write(tmp_path / "net.onnx", source)
+    found = door.load(f"onnx:{tmp_path / 'net.onnx'}")
+    assert (found.labels, found.size, found.resize, found.padding) == (source.labels, 24, 30, "zeros")
+    assert found.features == ("head.first", "head.last")
+    embedded = ht.from_pretrained(str(tmp_path / "net.onnx")).embed(images)
+    assert embedded.shape == (5, 6), "what the last layer reads"
+
+    digits, recipe = load("digits", "fit", limit=60).floats(), HeadRecipe(rounds=1, hidden=8)
+    source = Adapted(zoo.load("digits"), None, 28, 28, "zeros", "digits", channels=1)
+    onnx.write(tmp_path / "digits.onnx", source)
+    robust = ht.ITS(source.model, **ht.fast([ht.rotation()])).fit(digits, recipe=recipe)
+    robust.save(tmp_path / "bundle")
+    file = door.load(f"onnx:{tmp_path / 'digits.onnx'}").model
+    here, there = robust.search(digits), ht.ITS.load(tmp_path / "bundle", file).search(digits)
+    assert torch.allclose(there.logits, here.logits, atol=1e-3)
+    assert torch.allclose(there.pose, here.pose, atol=1e-4)
+
+
+def test_features_of_an_onnx_file_survive_its_fixed_batch_and_its_normalisation(tmp_path, images):
+    said = Layered()
+    box = BlackBox(lambda views: [said(views), said.body(views)], 2, ["deep.inside"])
+    tapped = Predictor(box, features="deep.inside")(images)
+    with torch.no_grad():
+        assert torch.allclose(tapped.logits, said(images), atol=1e-5)
+        assert torch.allclose(tapped.features, said.body(images), atol=1e-5)
+    about = sidecar.Sidecar(mean=(0.5,), std=(0.2,), output="probabilities")
+    behind = sidecar.adapted(box, about, size=24, channels=3, name="net", features=["deep.inside"])
+    assert behind.features == ("model.network.deep.inside",)
+    assert Predictor(behind.model, features=behind.features)(images).features.shape == (5, 16)
+
+
+def test_a_layer_that_no_name_can_stand_for_is_an_error():
+    with pytest.raises(ModelError, match="call"):
+        BlackBox(lambda views: views, None, ["call"])
+
+
+def test_a_classifier_is_written_to_an_onnx_file_and_to_no_other(tmp_path):
+    with pytest.raises(ht.OptionError, match=r"\.onnx"):
+        onnx.write(tmp_path / "net.pt2", layered())
+    assert not list(tmp_path.iterdir())
 
 
 def test_onnx_metadata_names_the_classes_and_the_file_beside_wins(tmp_path):

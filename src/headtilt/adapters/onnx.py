@@ -1,4 +1,4 @@
-"""ONNX files through onnxruntime: a black box from pixels to logits."""
+"""ONNX files through onnxruntime: a black box from pixels to logits, and to features where the file gives them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from headtilt import export
 from headtilt.adapters import Adapted, sidecar
 from headtilt.adapters.photometric import BlackBox
-from headtilt.errors import DataError, MissingExtraError, ModelError
+from headtilt.borrow import undisturbed
+from headtilt.errors import DataError, MissingExtraError, ModelError, OptionError
+from headtilt.outputs import as_vectors, feature_taps, logits_in
+from headtilt.predictor import Predictor
 
+FEATURES = "features/"  # outputs so named hold what the layer named behind it reads
 TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -48,7 +53,9 @@ class Session:
             found = ", ".join(f"{one.name} {one.type}{one.shape}" for one in self.session.get_inputs())
             raise ModelError(f"{path} must take one batch of images, and takes {found}.")
         self.name, self.kind, self.shape = inputs[0].name, TYPES[inputs[0].type], inputs[0].shape
-        self.output = _logits(self.session.get_outputs(), path)
+        outputs = self.session.get_outputs()
+        self.features = [one.name for one in outputs if one.name.startswith(FEATURES) and len(one.shape) == 2]
+        self.outputs = [_logits([one for one in outputs if one.name not in self.features], path), *self.features]
         self.last = self.shape[3] in (1, 3) and self.shape[1] not in (1, 3)  # channels last
 
     @property
@@ -75,13 +82,14 @@ class Session:
         """Words that the file brings along."""
         return dict(self.session.get_modelmeta().custom_metadata_map)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return logits (B, Y) on the device of the images."""
+    def __call__(self, images: Tensor) -> Any:
+        """Return logits (B, Y) on the device of the images; before the features of each layer where there are any."""
         pixels = images.detach().permute(0, 2, 3, 1) if self.last else images.detach()
         array = pixels.cpu().numpy()
         array = (array * 255).round() if self.kind is np.uint8 else array
-        found = self.session.run([self.output], {self.name: np.ascontiguousarray(array, dtype=self.kind)})[0]
-        return torch.from_numpy(found).float().to(images.device)
+        found = self.session.run(self.outputs, {self.name: np.ascontiguousarray(array, dtype=self.kind)})
+        tensors = [torch.from_numpy(one).float().to(images.device) for one in found]
+        return tensors if self.features else tensors[0]
 
 
 def load(file: str, *, device: str = "cpu") -> Adapted:
@@ -89,7 +97,8 @@ def load(file: str, *, device: str = "cpu") -> Adapted:
 
     The file takes images (B, C, H, W) or (B, H, W, C), with any batch or one fixed size of it, and gives logits.
     Labels, geometry and normalisation come from a JSON file beside it or from its metadata; see
-    `headtilt.adapters.sidecar`. A network that takes bytes is given 0 … 255.
+    `headtilt.adapters.sidecar`. A network that takes bytes is given 0 … 255. Outputs named ``features/LAYER`` hold what
+    a layer of that name reads, as in the files that `write` makes.
 
     Args:
         file: The ONNX file.
@@ -102,7 +111,46 @@ def load(file: str, *, device: str = "cpu") -> Adapted:
     about = sidecar.beside(path, session.metadata)
     size = sidecar.side(session.side, about, path)
     channels = session.channels or about.channels
-    return sidecar.adapted(BlackBox(session, session.batch), about, size=size, channels=channels, name=path.stem)
+    layers = [name.removeprefix(FEATURES) for name in session.features]
+    network = BlackBox(session, session.batch, layers)
+    return sidecar.adapted(network, about, size=size, channels=channels, name=path.stem, features=layers)
+
+
+def write(path: str | Path, source: Adapted) -> None:
+    """Write a classifier itself, without a search, as an ONNX file, and beside it in JSON what such a file cannot say.
+
+    Its features are outputs of the file, so that a bundle fitted around the classifier serves the file as well.
+
+    Args:
+        path: Ends in .onnx.
+        source: What `headtilt.adapters.door.load` or `from_pretrained(…).adapted` gives.
+    """
+    target = Path(path)
+    if target.suffix != ".onnx":
+        raise OptionError(f"path must end in .onnx; got {str(path)!r}.")
+    reader = Predictor(source.model, features=source.features)
+    device, dtype = reader.device_and_dtype(torch.zeros(1))
+    example = torch.zeros(2, source.channels, source.size, source.size, device=device, dtype=dtype)
+    reader(example)  # finds the feature layers
+    layers = tuple(reader.features or ())
+    with undisturbed(source.model):
+        network = Readable(source.model, layers).eval()
+        export.write_module(network, example, target, ["logits", *(FEATURES + name for name in layers)], {})
+    sidecar.write(target, source)
+
+
+class Readable(nn.Module):
+    """A classifier that gives what some of its layers read beside its logits."""
+
+    def __init__(self, model: nn.Module, layers: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.layers = model, layers
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return logits (B, Y), and features (B, D) for each layer."""
+        with feature_taps(self.model, self.layers) as taps:
+            logits = logits_in(self.model(images), "logits")
+        return (logits, *(as_vectors(tap[0]) for tap in taps))
 
 
 def providers(device: str, available: list[str]) -> list[Any]:

@@ -54,27 +54,54 @@ class Normalised(nn.Module):
 
 
 class BlackBox(nn.Module):
-    """Anything that turns images into logits, as a module without parts: no features, no dropout to sample.
+    """Anything that turns images into logits, as a module without parts: no dropout to sample.
 
     Args:
-        call: From raw pixels (B, C, H, W) to logits (B, Y).
+        call: From raw pixels (B, C, H, W) to logits (B, Y), or to these and the features (B, D) of each layer named.
         batch: The only size of batch that it takes; None for any. Smaller batches are filled up and cut again.
+        features: Names of the layers whose inputs come with the logits. Layers of these names stand in for them, so
+            that whoever reads the features of the model from which the black box was made reads them here too.
     """
 
-    def __init__(self, call: Callable[[Tensor], Any], batch: int | None = None) -> None:
+    def __init__(self, call: Callable[[Tensor], Any], batch: int | None = None, features: Sequence[str] = ()) -> None:
         super().__init__()
-        self.call, self.batch = call, batch
+        self.call, self.batch, self.features = call, batch, tuple(features)
+        for name in self.features:
+            _plant(self, name)
 
     def forward(self, images: Tensor) -> Any:
         """Return what the callable says, batch by batch where it takes only one size of them."""
+        if not self.features:
+            return self._called(images)
+        logits, *features = self._called(images)
+        for name, vectors in zip(self.features, features, strict=True):
+            self.get_submodule(name)(vectors)
+        return logits
+
+    def _called(self, images: Tensor) -> Any:
         if self.batch is None:
             return self.call(images)
         found = []
         for part in images.split(self.batch):
             missing = self.batch - len(part)
             whole = torch.cat([part, part[-1:].expand(missing, *part.shape[1:])]) if missing else part
-            found.append(self.call(whole)[: len(part)])
-        return torch.cat(found)
+            said = self.call(whole)
+            found.append([one[: len(part)] for one in (said if self.features else (said,))])
+        columns = [torch.cat(parts) for parts in zip(*found, strict=True)]
+        return columns if self.features else columns[0]
+
+
+def _plant(root: nn.Module, name: str) -> None:
+    """Give a module a layer of that dotted name that does nothing."""
+    *path, last = name.split(".")
+    try:
+        for part in path:
+            if part not in root._modules:
+                root.add_module(part, nn.Module())
+            root = root.get_submodule(part)
+        root.add_module(last, nn.Identity())
+    except (KeyError, AttributeError) as error:
+        raise ModelError(f"no layer can stand for the features {name!r}: {error}.") from error
 
 
 def to_mean_and_deviation(gain: Tensor, offset: Tensor, name: str) -> tuple[list[float], list[float]]:

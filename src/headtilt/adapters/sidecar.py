@@ -20,7 +20,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -114,19 +114,33 @@ def side(found: int | None, about: Sidecar, path: Path) -> int:
     return size
 
 
-def adapted(network: nn.Module, about: Sidecar, *, size: int, channels: int, name: str) -> Adapted:
-    """Return a bare network with what is known of it around it."""
+def adapted(
+    network: nn.Module, about: Sidecar, *, size: int, channels: int, name: str, features: Sequence[str] = ()
+) -> Adapted:
+    """Return a bare network with what is known of it around it.
+
+    Args:
+        network: From pixels to logits or probabilities.
+        about: What stands beside it.
+        size: Side of the square that it sees.
+        channels: How many of them.
+        name: What reports call it.
+        features: Layers of it whose inputs are features.
+    """
+    prefix = ""
     mean, deviation = about.mean or (0.0,), about.std or (1.0,)
     if about.output == "probabilities":
-        network = Logarithm(network)
+        network, prefix = Logarithm(network), "network."
     if (about.mean, about.std, about.factor) != (None, None, 1.0):
         factor = about.factor
         network = Normalised(network, [part / factor for part in mean], [part / factor for part in deviation])
+        prefix = "model." + prefix
     padding = about.padding
     if padding is None:
         padding = "reflection" if size >= PHOTOGRAPHS else "zeros"
     resize = max(about.resize or size, size)
-    return Adapted(network, about.labels, size, resize, padding, name, channels, about.resample, features=None)
+    layers = tuple(prefix + layer for layer in features) or None
+    return Adapted(network, about.labels, size, resize, padding, name, channels, about.resample, features=layers)
 
 
 def write(path: str | os.PathLike[str], source: Adapted) -> Path:
