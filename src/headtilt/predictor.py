@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -340,6 +340,10 @@ class Views:
         """Return the evidence (V, …) of image `index[v]` seen under `poses[v]`."""
         seen = self.predictor.views(self.images, index, poses, padding=self.padding, interpolation=self.interpolation)
         return seen if self.calibrate is None else self.calibrate(seen)
+
+    def of(self, rows: Tensor) -> Views:
+        """Return the views of those images (n,) alone, in rising order."""
+        return self if len(rows) == len(self.images) else replace(self, images=self.images[rows])
 
     def everywhere(self, poses: Tensor) -> Evidence:
         """Return the evidence (B·P, …) of every image under every pose (P, 3, 3), image by image."""

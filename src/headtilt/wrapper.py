@@ -12,30 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from headtilt import bundle, export
+from headtilt.blocks import Searcher
 from headtilt.borrow import Model
-from headtilt.calibrate import Balance, Calibrator, checked_calibrator, fit_balance, fitted_for_it
+from headtilt.calibrate import Calibrator, checked_calibrator
 from headtilt.confidence import Confidence
 from headtilt.errors import DataError, OptionError, ShapeError, is_number, one_of
-from headtilt.evidence import Evidence
 from headtilt.fit import Fitter, Method
 from headtilt.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.groups import Group, rotation
 from headtilt.head import HeadRecipe
-from headtilt.looks import default_views
 from headtilt.outputs import checked_features
-from headtilt.pace import kind_of
-from headtilt.predictor import Predictor, Views
-from headtilt.result import SearchResult, concatenate, own_shape, read_out
-from headtilt.search.joint import Joint, Seen, lattice, matrices
-from headtilt.search.plan import make_plan, plan_options, settled
+from headtilt.predictor import Predictor
+from headtilt.result import SearchResult, concatenate
+from headtilt.search.plan import make_plan, plan_options
 from headtilt.warp import Interpolation, Padding, check_images, checked_padding
 
 log = logging.getLogger("headtilt")
-# Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
-# A search is some hundred small operations besides the model; a GPU, which starts each in ten microseconds and does it
-# in one, wants blocks that are worth it.
-BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
-BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
 CHECKED: dict[str, Callable[[object], object]] = {"calibrator": checked_calibrator, "gate": checked_gate}
 SEVERAL_LABELS = (
     'confidence="multilabel" answers with the best view alone: readout="incumbent", no gate, no calibrator.'
@@ -344,92 +336,24 @@ class ITS(nn.Module):
             log.debug("searched %d images: %d views, %d kept by the gate", len(result), seen, kept)
         return result
 
-    @torch.no_grad()
     def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
-        """Yield what the search finds, for as many images at a time as memory should hold."""
+        """Return what the search finds, for as many images at a time as memory should hold."""
         check_images(images)
         if not bool(images.isfinite().all()):
             raise ShapeError(
                 "images must be finite; some pixels are NaN or infinite. Clean them first: images.nan_to_num()."
             )
-        device, _ = self.predictor.device_and_dtype(images)
-        images = images.to(device)
-        with self.predictor.borrowed():
-            bare = self.predictor(images)
-            calibrator = self._batch_balance(images) if self.calibrator == "batch" else self.calibrator
-            width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
-            block = max(1, BLOCK_ELEMENTS[kind_of(device)] // (self.plan.budget * width))
-            for start in range(0, len(images), block):
-                part = slice(start, start + block)
-                yield self._search_block(images[part], bare.at(part), calibrator)
-
-    def _search_block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
-        with fitted_for_it(calibrator):
-            root = bare if calibrator is None else calibrator(bare)
-        if root.logits.shape != bare.logits.shape:
-            got, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
-            raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {got}.")
-
-        def views_of(rows: Tensor) -> Views:
-            some = images if len(rows) == len(images) else images[rows]
-            return Views(self.predictor, some, self.padding, self.interpolation, calibrator)
-
-        left, seen, looked = self._still_open(views_of, bare, root)
-        searched = None
-        if len(left):
-            rest = root.at(left)
-            known = {} if seen is None else {"seen": seen}
-            searched = self.plan.search(views_of(left), rest, **known)
-        if searched is None or len(left) < len(images):
-            found = settled(root, searched, left, self.plan.hypotheses, looked)
-        else:
-            found = searched
-        kept = torch.ones_like(bare.labels, dtype=torch.bool).index_fill(0, left, False)
-        if self.gate is not None:
-            kept = kept | self.gate.keeps(bare, root.logits, found)
-        logits, pose = read_out(found, self.readout)
-        identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
-        return SearchResult(
-            logits=own_shape(torch.where(kept[:, None], bare.logits, logits), self.predictor.single_logit),
-            pose=torch.where(kept[:, None, None], identity, pose),
-            views=found.views,
-            hypotheses=found.beam,
-            trace=found.trace,
-            bare=own_shape(bare.logits, self.predictor.single_logit),
-            gated=kept,
-            images=images,
-            padding=self.padding,
-            interpolation=self.interpolation,
-            multilabel=self.plan.confidence == "multilabel",
+        searcher = Searcher(
+            self.predictor,
+            self.plan,
+            self.calibrator,
+            self.gate,
+            self.readout,
+            self.padding,
+            self.interpolation,
             temperature=float(self.report.get("temperature", 1.0)),
         )
-
-    def _still_open(
-        self, views_of: Callable[[Tensor], Views], bare: Evidence, root: Evidence
-    ) -> tuple[Tensor, Seen | None, Tensor]:
-        """Return which images the gate does not let go early, what a glance saw of them, and views shown (B,)."""
-        looked, gate = torch.ones_like(bare.labels), self.gate
-        if gate is None:
-            return torch.arange(len(looked), device=looked.device), None, looked
-        with fitted_for_it(gate):
-            left = (~gate.leaves_early(bare)).nonzero()[:, 0]
-        if not (isinstance(gate, Gate) and gate.glance_at is not None and isinstance(self.plan, Joint) and len(left)):
-            return left, None, looked
-        seen = self.plan.glance(views_of(left), root.at(left))
-        sure = gate.leaves_at_a_glance(bare.at(left), root.logits[left], self.plan.judged(seen))
-        looked[left] = seen.poses.shape[1]
-        return left[~sure], seen.at(~sure), looked
-
-    def _batch_balance(self, images: Tensor) -> Balance:
-        """Return the balance under which all classes win equally often over the orbits of this very batch."""
-        points = lattice(self.plan.levels, default_views(self.plan.levels))
-        poses = matrices(self.plan.levels, points.to(images))
-        # Evenly from the whole batch, which may have come sorted by class.
-        some = images[torch.linspace(0, len(images) - 1, min(len(images), BATCH_BALANCE)).long().to(images.device)]
-        seen = self.predictor.all_views(some, poses, padding=self.padding, interpolation=self.interpolation)
-        orbits = seen.logits.reshape(len(some), len(poses), -1)
-        pooled = orbits.amax(1) if self.readout == "incumbent" else orbits.logsumexp(1)
-        return fit_balance(pooled, torch.full_like(pooled[0], 1 / pooled.shape[1]))
+        return searcher.blocks(images)
 
     def extra_repr(self) -> str:
         """Return the levels and the main options."""

@@ -39,6 +39,7 @@ ORDER = [
     "fit",
     "bundle",
     "export",
+    "blocks",
     "wrapper",
     "pipeline",
     "presets",

@@ -16,7 +16,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt import wrapper
+from headtilt import blocks
 from headtilt.predictor import Predictor
 from headtilt.result import SearchResult, concatenate
 
@@ -310,19 +310,24 @@ def test_the_search_does_not_depend_on_the_order_of_the_images(order):
 def test_large_batches_are_searched_in_blocks_with_the_same_result(net, images, monkeypatch, elements, options):
     robust = ungated(net, LEVELS, samples=5, **options)
     whole = robust.search(images)
-    blocks = []
-    inner = robust._search_block
-    monkeypatch.setattr(
-        robust, "_search_block", lambda images, *rest: blocks.append(len(images)) or inner(images, *rest)
-    )
-    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", {"cpu": elements})
+    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", {"cpu": elements})
+    sizes = [len(block) for block in robust._blocks(images)]
+    assert sum(sizes) == 5
+    assert len(sizes) > 1
     result = robust.search(images)
-    assert sum(blocks) == 5
-    assert len(blocks) > 1
     same(result, whole)
     assert len(result) == 5
     assert torch.equal(result.images, images)
     assert [level.confidence.shape for level in result.trace] == [level.confidence.shape for level in whole.trace]
+
+
+@pytest.mark.parametrize("device_bears", [2**19, 2**24])
+def test_blocks_are_as_small_as_the_chunks_that_were_asked_for(net, monkeypatch, device_bears):
+    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", {"cpu": device_bears})
+    images = tiny_images(1)[:1].repeat(300, 1, 1, 1)
+    for chunk, expected in ((3, [12] * 25), (30, [128, 128, 44]), (None, [300])):
+        robust = ungated(net, LEVELS, samples=5, chunk=chunk)  # 15 views at a level
+        assert [len(block) for block in robust._blocks(images)] == expected
 
 
 class LeavesEarly:
@@ -344,7 +349,7 @@ def test_blocks_of_which_all_images_leave_early_join_the_others(net, images, mon
     robust = ungated(net, samples=5, gate=LeavesEarly(threshold))
     whole = robust.search(images)
     assert int((whole.views == 1).sum()) == 2
-    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", {"cpu": 1})
+    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", {"cpu": 1})
     result = robust.search(images)
     assert torch.equal(result.views, whole.views)
     assert_close(result.logits, whole.logits)

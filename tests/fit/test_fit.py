@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import headtilt as ht
 from core.toys import TinyNet, fingerprint, tiny_images, ungated
+from headtilt import blocks
 from headtilt import fit as fitting
-from headtilt import wrapper
 from headtilt.calibrate import Balance, upright_prior
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
@@ -474,16 +474,12 @@ def test_with_a_crop_the_model_sees_squares_without_corners(digits_net, upright)
 def test_features_count_towards_the_memory_of_a_block(digits_net, upright, monkeypatch):
     """Nine logits beside 176 features: blocks by the logits alone would take twenty times what they should."""
     robust = joint(digits_net).fit(upright, recipe=QUICK, promise=None, views=4)
-    blocks = []
-    inner = robust._search_block
-    monkeypatch.setattr(
-        robust, "_search_block", lambda images, *rest: blocks.append(len(images)) or inner(images, *rest)
-    )
-    whole = robust.search(upright[:20]).logits
-    assert blocks == [20]
-    monkeypatch.setattr(wrapper, "BLOCK_ELEMENTS", {"cpu": 24 * (9 + 176) * 5})
-    assert_close(robust.search(upright[:20]).logits, whole, rtol=1e-4, atol=1e-4)
-    assert blocks[1:] == [5] * 4
+    whole = list(robust._blocks(upright[:20]))
+    assert len(whole) == 1
+    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", {"cpu": 24 * (9 + 176) * 5})
+    parts = list(robust._blocks(upright[:20]))
+    assert [len(part) for part in parts] == [5] * 4
+    assert_close(torch.cat([part.logits for part in parts]), whole[0].logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_batch_balances_itself_by_images_from_its_whole_length(monkeypatch):
@@ -495,7 +491,7 @@ def test_a_batch_balances_itself_by_images_from_its_whole_length(monkeypatch):
     monkeypatch.setattr(
         robust.predictor, "all_views", lambda images, *rest, **more: seen.append(images) or inner(images, *rest, **more)
     )
-    monkeypatch.setattr(wrapper, "BATCH_BALANCE", 12)
+    monkeypatch.setattr(blocks, "BATCH_BALANCE", 12)
     robust(images)
     assert seen[0][:, 0, 0, 0].tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44]
     robust(images[:5])
@@ -504,8 +500,9 @@ def test_a_batch_balances_itself_by_images_from_its_whole_length(monkeypatch):
 
 def test_a_batch_balance_makes_all_classes_win_equally_often(digits_net, tilted):
     robust = joint(digits_net, calibrator="batch")
+    searcher = blocks.Searcher(robust.predictor, robust.plan, "batch", None, "marginal", "zeros", "bilinear")
     with torch.no_grad():
-        balance = robust._batch_balance(tilted)
+        balance = searcher.batch_balance(tilted)
     scores = joint(digits_net, calibrator=balance)(tilted)
     assert_close(scores.softmax(1).mean(0), torch.full((9,), 1 / 9), rtol=0, atol=0.02)
 
