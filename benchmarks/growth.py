@@ -55,7 +55,8 @@ def _bars(panel: Any, networks: dict[str, Any]) -> None:
     style_axes(panel, title="beside the bare model", ylabel="time ÷ bare model, same views", grid="y")
     panel.set_xticks(range(len(networks)), list(networks))
     panel.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
-    panel.set_ylim(0, 1.9)
+    highest = max(found["over_bare"][name]["high"] for found in networks.values() for name in names)
+    panel.set_ylim(0, max(1.9, 1.25 * highest))  # the legend lies above the bars
 
 
 if __name__ == "__main__":

@@ -80,6 +80,16 @@ def test_the_canonical_form_does_not_depend_on_how_the_image_was_turned(model: E
     assert gap(turned(canonical, 0.4)[0], canonical) > 0.3
 
 
+def test_cut_open_at_0_degrees_it_is_equivariant_no_more(model: ETN) -> None:
+    cut = ETN(SmallCNN(9), wraps=False).eval()
+    cut.load_state_dict(model.state_dict())
+    images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(5))
+    turn = rotation().matrix(torch.tensor(-math.pi / 2))
+    with torch.no_grad():
+        pose = cut.pose(torch.rot90(images, 1, dims=(-2, -1)))
+        assert (pose @ turn - cut.pose(images)).abs().max() > 1e-2
+
+
 def test_rotation_is_a_circular_shift_of_the_log_polar_map() -> None:
     images = blobs()
     points = log_polar_points().expand(len(images), -1, -1, -1)

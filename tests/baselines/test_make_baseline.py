@@ -11,7 +11,7 @@ from headtilt.errors import OptionError
 from headtilt.models.cnn import LargeCNN, SmallCNN
 from headtilt.warp import warp
 
-CANONICALISERS = ("stn", "icstn", "dtn", "etn")
+CANONICALISERS = ("stn", "icstn", "dtn", "etn", "etn-cut")
 CASES = [(name, 9, 1, 28) for name in NAMES] + [(name, 43, 3, 32) for name in CANONICALISERS]
 
 

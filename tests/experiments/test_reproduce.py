@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from headtilt.errors import DataError, OptionError
 from headtilt.experiments import reproduce as items
+from headtilt.experiments.methods import Prediction
 from headtilt.experiments.reproduce import markov, table1
 from headtilt.experiments.reproduce.study import Store, Study, redraw, reproduce
 from headtilt.experiments.reproduce.trial import Fitting, Training, picture, pixels, spread
@@ -72,7 +74,15 @@ def test_each_item_leaves_numbers_with_their_origin_and_a_figure(reports, name):
 def test_table1_has_all_rows_and_search_beats_the_bare_network_where_it_is_fitted(reports):
     results = reports["table1"]["results"]["digits"]
     mean = {name: entry["accuracy"]["mean"] for name, entry in results["each"].items()}
-    assert {*table1.PAPER_ROWS, *table1.OURS, "public code", "TTA, mean", "TTA, max", "ITS³, M = 12"} <= set(mean)
+    assert {
+        *table1.PAPER_ROWS,
+        *table1.OURS,
+        *table1.CUT,
+        "public code",
+        "TTA, mean",
+        "TTA, max",
+        "ITS³, M = 12",
+    } <= set(mean)
     assert mean["CNN"] < 60
     assert mean["balanced"] > mean["CNN"] + 20
     assert mean["head"] > mean["CNN"] + 30
@@ -85,6 +95,25 @@ def test_table1_has_all_rows_and_search_beats_the_bare_network_where_it_is_fitte
     assert reports["table1"]["verdict"]["digits"]["best_of_ours"] == max(mean[name] for name in table1.OURS)
 
 
+def test_every_run_of_the_sampled_rows_of_table1_has_dropout_masks_of_its_own():
+    study = Study(device="cpu", datasets=("digits",))
+    size = replace(table1.QUICK, runs=4, networks=2, deep_runs=2)
+    known = table1.Settings(study, size, "digits", passes=2)
+    redrawn = {row.name for row in table1.rows(study, size, "digits") if row.redrawn}
+    assert redrawn == {"ITS³", "ITS⁵", "ITS³, M = 50", "ITS⁵, M = 50", "public code"}
+    seeds = []
+
+    def predict(seed, given):
+        seeds.append(given.seed)
+        return lambda images: Prediction(torch.zeros(len(images), dtype=torch.long), None, 1)
+
+    for again, expected in ((False, [1]), (True, [1, 1, 3])):
+        seeds.clear()
+        row = table1.Row("any", 2, 4, {"each": 5}, predict, redrawn=again)
+        assert [entry["seed"] for entry in table1.run(row, 1, 2, known)["each"]] == [1, 3]
+        assert seeds == expected
+
+
 def test_table1_judges_against_the_printed_numbers():
     printed = table1.PAPER["mnist"]
     assert printed["accuracy"]["ITS⁵"] == [89.81, 13.95]
@@ -94,6 +123,7 @@ def test_table1_judges_against_the_printed_numbers():
         for name, (mean, _) in printed["accuracy"].items()
     }
     ours = {name: {"accuracy": {"mean": 97.0}, "frobenius": {"mean": 1.0}} for name in table1.OURS}
+    same["ETN, angle cut"] = {"accuracy": {"mean": 60.0}}
     found = table1.verdict("mnist", same | ours)
     assert found["its_above_trained_canonicalisers"]
     assert found["its_has_lowest_frobenius"]
@@ -103,7 +133,10 @@ def test_table1_judges_against_the_printed_numbers():
     same["ITS³"]["accuracy"]["mean"] = 80.0
     found = table1.verdict("mnist", same | ours)
     assert not found["its_above_trained_canonicalisers"]
+    assert found["its_above_them_with_the_angle_cut"]
     assert not found["its3_within_4_points"]
+    same["ETN, angle cut"] = {"accuracy": {"mean": 81.0}}
+    assert not table1.verdict("mnist", same | ours)["its_above_them_with_the_angle_cut"]
 
 
 def test_confidence_concentrates_near_the_canonical_pose(reports):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headtilt.errors import one_of
@@ -9,12 +11,12 @@ from headtilt.errors import one_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NAMES = ("stn", "icstn", "dtn", "etn", "gcnn", "rotdcf")
+NAMES = ("stn", "icstn", "dtn", "etn", "etn-cut", "gcnn", "rotdcf")
 
 
 @runtime_checkable
 class Canonicaliser(Protocol):
-    """What stn, icstn, dtn and etn can do beyond classifying; ask with `isinstance`."""
+    """What stn, icstn, dtn, etn and etn-cut can do beyond classifying; ask with `isinstance`."""
 
     def pose(self, images: Tensor) -> Tensor:
         """Return the matrices (B, 3, 3) that bring the images into canonical form."""
@@ -27,7 +29,7 @@ def make(name: str, *, classes: int, channels: int, size: int) -> nn.Module:
     """Return a fresh baseline, to be trained like its backbone; logits (B, Y) for images (B, channels, size, size).
 
     stn, icstn, dtn and etn are a `Canonicaliser` before the paper's small network (grey images) or its large one
-    (colour). gcnn and rotdcf are equivariant small networks.
+    (colour); etn-cut is etn on a map whose angle does not wrap. gcnn and rotdcf are equivariant small networks.
 
     Args:
         name: One of `NAMES`.
@@ -52,5 +54,6 @@ def make(name: str, *, classes: int, channels: int, size: int) -> nn.Module:
     from headtilt.models.cnn import LargeCNN, SmallCNN
 
     network = SmallCNN if channels == 1 else LargeCNN
-    canonicaliser = {"stn": STN, "icstn": ICSTN, "dtn": DTN, "etn": ETN}[name]
+    canonicalisers: dict[str, Callable[..., nn.Module]] = {"stn": STN, "icstn": ICSTN, "dtn": DTN, "etn": ETN}
+    canonicaliser = canonicalisers.get(name) or partial(ETN, wraps=False)
     return canonicaliser(network(classes, channels, size), channels=channels, size=size)

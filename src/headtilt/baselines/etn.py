@@ -34,6 +34,8 @@ class ETN(Transformer):
         backbone: Any classifier of (B, C, H, W) images.
         channels: Channels of the images.
         size: Height and width of the images.
+        wraps: Whether the map's angle goes on from 360° to 0°. Cut open there, its border tells the network where 0°
+            is: trained on upright images it learns their angle by heart, and is equivariant no more.
 
     Convention:
         `pose` moves the content. Turning an image by α turns its pose by −α, so that its canonical form stays the same:
@@ -47,7 +49,7 @@ class ETN(Transformer):
     sheared: Tensor
     slopes: Tensor
 
-    def __init__(self, backbone: nn.Module, *, channels: int = 1, size: int = 28) -> None:
+    def __init__(self, backbone: nn.Module, *, channels: int = 1, size: int = 28, wraps: bool = True) -> None:
         super().__init__()
         self.channels, self.size = channels, size
         points = shear_points()
@@ -60,7 +62,7 @@ class ETN(Transformer):
         }
         for name, value in constants.items():  # they move to a GPU with the network, once; no weights, never saved
             self.register_buffer(name, value, persistent=False)
-        self.mark_polar = Marker(channels, 2, circular=True)
+        self.mark_polar = Marker(channels, 2, circular=wraps)
         self.mark_shear = Marker(channels, 1, circular=False)
         # Where the mark of an image of scale 1 and of no shear lies; the angle needs none, the network sees all of it.
         self.log_radius = nn.Parameter(_log_radii().mean())
