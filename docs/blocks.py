@@ -146,13 +146,9 @@ def file_block(name: str, title: str) -> str:
     if report is None:
         return ""
     if "methods" in report and "dataset" in report:
-        rows = [
-            [method, *(shown(entry.get(key), form) for key, form in METHOD_COLUMNS.values())]
-            for method, entry in report["methods"].items()
-        ]
-        body = grid(["method", *METHOD_COLUMNS], rows)
+        body = methods(report)
     elif "networks" in report and "machine" in report:
-        body = speeds(name, report["networks"])
+        body = "\n\n".join([speeds(name, report["networks"]), *memory(report), *same_labels(report)])
     else:
         body = grid(
             ["", ""],
@@ -195,6 +191,28 @@ def speeds(name: str, networks: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def memory(report: dict[str, Any]) -> list[str]:
+    """Return the peak memory of searches, by images, chunk and hypotheses."""
+    rows = [
+        [f"{one['images']:,}", f"{one['chunk']:,}", str(one["hypotheses"]), f"{one['peak_mb']:,.0f}"]
+        for one in report.get("memory", [])
+    ]
+    head = ["images", "views at once", "hypotheses", "peak memory beyond the images, MB"]
+    return [grid(head, rows)] if rows else []
+
+
+def same_labels(report: dict[str, Any]) -> list[str]:
+    """Return how the labels agree with those of the plain path."""
+    found = report.get("labels", {})
+    parts = [
+        f"{passes}: {100 * one['as shipped, labels alike']:.2f} %"
+        for passes, one in found.items()
+        if isinstance(one, dict)
+    ]
+    count = found.get("images")
+    return [f"Labels as on the plain path, on {count:,} images, {', '.join(parts)}."] if parts and count else []
+
+
 METHOD_COLUMNS = {
     "tilted": ("accuracy", ".1f"),
     "±": ("accuracy_std", ".1f"),
@@ -206,11 +224,30 @@ METHOD_COLUMNS = {
 }
 
 
+def methods(report: dict[str, Any]) -> str:
+    """Return the table of an evaluation; one network has no spread, and shows an interval over the images instead."""
+    several = report["networks"] > 1
+    rows = []
+    for method, entry in report["methods"].items():
+        cells = {name: shown(entry.get(key), form) for name, (key, form) in METHOD_COLUMNS.items()}
+        if not several:
+            cells["±"] = "{:.1f} to {:.1f}".format(*entry["accuracy_interval"])
+        rows.append([method, *cells.values()])
+    head = [name if several or name != "±" else "95 % of draws of images" for name in METHOD_COLUMNS]
+    return grid(["method", *head], rows)
+
+
 def evaluations() -> str:
     """Return every method on every set, with angle errors, views and speed."""
-    return "\n\n".join("#" + file_block(f"{name}-affine", title) for name, title in SETS.items())
+    found = [file_block(f"{name}-affine", title) for name, title in SETS.items()]
+    found += [file_block(name, title) for name, title in TURNED.items()]
+    return "\n\n".join("#" + block for block in found if block)
 
 
+TURNED = {
+    "imagenet-mini-rotation": "ImageNet photographs, turned by any angle (MobileNetV2)",
+    "imagenet-mini-bundle": "The same from the command line: `headtilt fit`, then `evaluate --bundle`",
+}
 HEADINGS = {"benchmark-cpu": "On a CPU", "benchmark-gpu": "On a GPU"}
 
 
