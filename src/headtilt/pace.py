@@ -18,7 +18,7 @@ CHUNK_RANGE = {"cpu": (8, 512), "cuda": (64, 16_384)}
 # Bytes that the largest activation of a chunk may take afterwards. On a CPU it should stay in the cache: the paper's
 # small network takes a third longer per view at 9 MB than up to 7 MB, the large one a sixth longer at 20 MB than up to
 # 15 MB, MobileNetV2 a third longer at 38 MB. A GPU wants enough work per launch, and has the memory.
-ACTIVATION_BYTES = {"cpu": 12 * 2**20, "cuda": 2**29}
+ACTIVATION_BYTES = {"cpu": 12 * 2**20, "cuda": 2**30}
 MOST_VIEWS = {"cpu": 384, "cuda": 16_384}
 
 
