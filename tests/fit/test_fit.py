@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import headtilt as ht
 from core.toys import TinyNet, fingerprint, tiny_images, ungated
-from headtilt import blocks
+from headtilt import blocks, gate_fit
 from headtilt import fit as fitting
 from headtilt.calibrate import Balance, upright_prior
 from headtilt.data import load
@@ -505,6 +505,15 @@ def test_a_batch_balance_makes_all_classes_win_equally_often(digits_net, tilted)
         balance = searcher.batch_balance(tilted)
     scores = joint(digits_net, calibrator=balance)(tilted)
     assert_close(scores.softmax(1).mean(0), torch.full((9,), 1 / 9), rtol=0, atol=0.02)
+
+
+def test_part_of_a_promise_is_left_for_images_that_are_harder(digits_net, upright, monkeypatch):
+    spent, inner = [], gate_fit.margin_for
+    monkeypatch.setattr(
+        gate_fit, "margin_for", lambda against, cost, points: spent.append(points) or inner(against, cost, points)
+    )
+    joint(digits_net).fit(upright, method="balance", promise=1.5)
+    assert spent == [pytest.approx(1.0)]
 
 
 def test_promises_may_be_given_in_full(digits_net, upright):
