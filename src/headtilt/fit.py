@@ -19,7 +19,7 @@ from headtilt.head import HeadRecipe, fit_head
 from headtilt.looks import Looks
 from headtilt.predictor import Predictor
 from headtilt.search.plan import Plan
-from headtilt.warp import Interpolation, Padding, check_images
+from headtilt.warp import Interpolation, Padding, all_finite, check_images
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
@@ -175,7 +175,7 @@ def gather(source: Tensor | Iterable[Any]) -> Tensor:
                 raise ShapeError(f"fit images must all be of one size; got {sizes}. Resize them. Nothing was fitted.")
         images = torch.cat(batches)
     check_images(images, "fit images")
-    if not bool(images.isfinite().all()):
+    if not all_finite(images):
         raise ShapeError("fit images must be finite; some pixels are NaN or infinite. Nothing was fitted.")
     if len(images) < FEWEST:
         raise DataError(f"fit images must be at least {FEWEST}, better some hundreds; got {len(images)}.")

@@ -134,6 +134,12 @@ def check_images(images: object, name: str = "images") -> None:
         raise ShapeError(f"{name} must be floating point; got {images.dtype}. For bytes use {name}.float() / 255.")
 
 
+def all_finite(images: Tensor) -> bool:
+    """Return whether no pixel is NaN or infinite; `isfinite` would take the memory of the images once more."""
+    low, high = images.aminmax()  # where there is a NaN, both are
+    return bool(low.isfinite() & high.isfinite())
+
+
 def _pixel_centres(size: int, like: Tensor) -> Tensor:
     """Return the centres of `size` pixels on [−1, 1]."""
     return (2 * torch.arange(size, dtype=like.dtype, device=like.device) + 1) / size - 1

@@ -25,7 +25,7 @@ from headtilt.outputs import checked_features
 from headtilt.predictor import Predictor
 from headtilt.result import SearchResult, concatenate
 from headtilt.search.plan import make_plan, plan_options
-from headtilt.warp import Interpolation, Padding, check_images, checked_padding
+from headtilt.warp import Interpolation, Padding, all_finite, check_images, checked_padding
 
 log = logging.getLogger("headtilt")
 CHECKED: dict[str, Callable[[object], object]] = {"calibrator": checked_calibrator, "gate": checked_gate}
@@ -339,7 +339,7 @@ class ITS(nn.Module):
     def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
         """Return what the search finds, for as many images at a time as memory should hold."""
         check_images(images)
-        if not bool(images.isfinite().all()):
+        if not all_finite(images):
             raise ShapeError(
                 "images must be finite; some pixels are NaN or infinite. Clean them first: images.nan_to_num()."
             )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.warp import sampling_grid
+from headtilt.warp import all_finite, sampling_grid
 
 from .toys import TEMPLATES, render, shrunk, tiny_images
 
@@ -332,3 +332,12 @@ def test_gradients_reach_images_and_poses():
     (ht.warp(images, pose) ** 2).sum().backward()
     assert float(images.grad.abs().sum()) > 0
     assert float(pose.grad[:, :2].abs().sum()) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_single_pixel_that_is_not_finite_is_seen(dtype, bad):
+    images = torch.rand(2, 3, 4, 5).to(dtype)
+    assert all_finite(images)
+    images[1, 2, 3, 0] = bad
+    assert not all_finite(images)
