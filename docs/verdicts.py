@@ -135,6 +135,13 @@ def _table1(report: dict[str, Any]) -> tuple[str, str]:
         )
     why = "; ".join(parts) + "."
     found = report["verdict"].values()
+    code = [one["public_code_minus_paper"] for one in found if "public_code_minus_paper" in one]
+    if code and not all(one.get("its3_within_4_points", True) for one in found):
+        why += (
+            " The paper's figures come from its public code, whose rules are not those of its text: with these "
+            f"(smoothing across hypotheses, no beam, mean logits) we are {', '.join(f'{one:+.1f}' for one in code)} "
+            "points from its ITS³."
+        )
     if any(one.get("difference_to_paper", {}).get("ETN", 0.0) > 10 for one in found):
         cut = [one.get("its_above_them_with_the_angle_cut") for one in found]
         why += (

@@ -339,6 +339,8 @@ def verdict(dataset: str, table: Mapping[str, Any]) -> dict[str, Any]:
         printed = PAPER[dataset]["accuracy"]
         found["difference_to_paper"] = {name: mean[name] - printed[name][0] for name in PAPER_ROWS}
         found["its3_within_4_points"] = abs(mean["ITS³"] - printed["ITS³"][0]) <= 4
+        # The paper's figures come from its code, whose rules are not those of its text.
+        found["public_code_minus_paper"] = mean["public code"] - printed["ITS³"][0]
         found["ours_above_paper"] = found["best_of_ours"] > max(value for value, _ in printed.values())
         found["goal_reached"] = found["best_of_ours"] >= GOALS[dataset]
     return found
