@@ -134,6 +134,6 @@ def _photographs(folder: Path) -> str:
     return (
         f" MobileNetV2 on ImageNet photographs turned by any angle: {after['accuracy']:.1f} "
         f"({after['upright_accuracy']:.1f}) instead of {before['accuracy']:.1f} ({before['upright_accuracy']:.1f}), "
-        f"after a fit on 1,000 unlabelled photographs and without a gate (one network; 95 % interval over images "
+        f"after a fit on unlabelled photographs and without a gate (one network; 95 % interval over images "
         f"{low:.1f} to {high:.1f})."
     )

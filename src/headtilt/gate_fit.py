@@ -20,8 +20,8 @@ from headtilt.search.plan import Plan
 from headtilt.temperature import fit_temperature
 
 DETECTOR_IMAGES = 8192
-# Share of a promise that is spent on the held-out images: those to come may be harder. On validation images that had no
-# part in it, gates that spent all of it cost up to 0.65 points where half a point was promised; with two thirds, 0.45.
+# Share of a promise that is spent on the held-out images: those to come may be harder. Chosen on validation images that
+# had no part in the fit, on some of which gates that spent all of it cost more than was promised.
 SPENT = 2 / 3
 GATE_TILTS = 600  # tilted images by which a gate is set: of few held-out images it looks at more tilts
 

@@ -130,7 +130,7 @@ def test_a_classifier_written_as_onnx_keeps_its_features_and_serves_its_bundle(t
     assert torch.allclose(there.pose, here.pose, atol=1e-4)
 
 
-def test_features_of_an_onnx_file_survive_its_fixed_batch_and_its_normalisation(tmp_path, images):
+def test_features_of_an_onnx_file_survive_its_fixed_batch_and_its_normalisation(images):
     said = Layered()
     box = BlackBox(lambda views: [said(views), said.body(views)], 2, ["deep.inside"])
     tapped = Predictor(box, features="deep.inside")(images)
