@@ -149,8 +149,8 @@ def _table1(report: dict[str, Any]) -> tuple[str, str]:
         )
         why += (
             " Our equivariant transformer is far above the paper's: it finds any angle, trained on it or not. Cut open "
-            f"at 0°, where the border gives the angle away, it does not; ITS is {cut} above it and the others then. Our "
-            f"fitted rows are {ours} above the trained canonicalisers, the whole one included."
+            f"at 0°, where the border gives the angle away, it does not; ITS is {cut} above it and the others then. "
+            f"Our fitted rows are {ours} above the trained canonicalisers, the whole one included."
         )
     return _words(holds), why
 

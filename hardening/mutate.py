@@ -38,10 +38,14 @@ FILES = (
     "search/anneal.py",
 )
 TESTS = (
-    *(f"tests/core/test_{name}.py" for name in ("groups", "matrices", "warp", "confidence", "tree", "planted")),
+    *(f"tests/core/test_{name}.py" for name in ("groups", "matrices", "warp", "confidence", "planted")),
+    *(f"tests/core/test_{name}.py" for name in ("tree", "acceptance", "ranking", "result")),
     *(f"tests/core/test_{name}.py" for name in ("bad_input", "bad_options", "bad_models")),
     *(f"tests/core/test_{name}.py" for name in ("traps", "wrapper", "beyond_labels")),
-    *(f"tests/fit/test_{name}.py" for name in ("calibrate", "joint", "fit", "gate")),
+    *(
+        f"tests/fit/test_{name}.py"
+        for name in ("calibrate", "head", "distances", "joint", "fit", "fit_input", "gate", "gate_fit")
+    ),
     "tests/hardening/test_mutants.py",
 )
 PATIENCE = 180  # seconds for one mutant; the tests that reach it take at most some thirty

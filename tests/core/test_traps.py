@@ -1,6 +1,7 @@
 """One test for each place where the reference code or the printed formulas go wrong.
 
-Every test states a check, shows that the library passes it, and shows that the known wrong behaviour does not.
+Every test states a check, shows that the library passes it, and shows that the known wrong behaviour does not. They
+stand in one file, long as it is, so that the list can be read as a list.
 """
 
 from __future__ import annotations

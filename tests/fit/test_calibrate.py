@@ -1,4 +1,4 @@
-"""Calibrators remove a planted bias, learn a planted cue, and never do worse than what they start from."""
+"""Balance and the linear map remove a planted bias, and never do worse than what they start from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-import headtilt as ht
 from headtilt.calibrate import Balance, fit_balance, fit_map, upright_prior
-from headtilt.distances import Neighbours, Prototypes, fit_neighbours, fit_prototypes
 from headtilt.evidence import Evidence
-from headtilt.head import HeadRecipe, OrbitHead, fit_head
+from headtilt.head import HeadRecipe, fit_head
+
+from .toys import accuracy
 
 PRIOR = torch.tensor([0.1, 0.3, 0.2, 0.25, 0.15])
 
@@ -29,10 +29,6 @@ def orbits(count: int = 2000, views: int = 12, bias: float = 7.0, seed: int = 0)
     logits[torch.arange(count), canonical, labels] += 8
     logits[..., 0] += bias
     return logits, labels
-
-
-def accuracy(scores: Tensor, labels: Tensor) -> float:
-    return float((scores.argmax(1) == labels).float().mean())
 
 
 def won(scores: Tensor) -> Tensor:
@@ -151,274 +147,6 @@ def test_a_balance_adds_its_numbers_in_the_dtype_of_the_logits_and_uses_up_the_f
     assert found.features is None
 
 
-# --- head -------------------------------------------------------------------------------------------------------------
-
-RECIPE = HeadRecipe(rounds=6, steps=20, pool=400, hidden=16, batch=64, views=8)
-
-
-class Cue:
-    """Orbits in which the logits of every view are as sure as any other, and one feature says which to believe."""
-
-    def __init__(self, count: int = 600, views: int = 8, classes: int = 4, features: bool = True) -> None:
-        self.views, self.classes, self.features = views, classes, features
-        self.labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(5))
-
-    def __call__(self, index: Tensor, seed: int) -> tuple[Evidence, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        shape = (len(index), self.views)
-        claimed = torch.randint(self.classes, shape, generator=generator)
-        canonical = torch.zeros(shape, dtype=torch.bool)
-        canonical[torch.arange(len(index)), torch.randint(self.views, (len(index),), generator=generator)] = True
-        claimed = torch.where(canonical, self.labels[index][:, None], claimed)
-        logits = 5.0 * torch.nn.functional.one_hot(claimed, self.classes)
-        features = torch.randn(*shape, 6, generator=generator)
-        features[..., 2] = canonical.float()
-        return Evidence(logits, features if self.features else None), canonical.float()
-
-    def fit(self, recipe: HeadRecipe = RECIPE, **options) -> OrbitHead:
-        train, held_out = torch.arange(100, len(self.labels)), torch.arange(100)
-        balance = Balance(torch.linspace(-0.1, 0.1, self.classes))
-        return fit_head(self, self.labels, train, held_out, balance, recipe, **options)
-
-
-@pytest.fixture(scope="module")
-def cue_head() -> OrbitHead:
-    return Cue().fit()
-
-
-def test_the_head_learns_a_planted_pose_cue_from_features(cue_head):
-    task, index = Cue(), torch.arange(600)
-    seen, _ = task(index, seed=12345)
-    assert accuracy(seen.logits.logsumexp(1), task.labels) < 0.6
-    assert accuracy(cue_head(seen).logits.logsumexp(1), task.labels) > 0.97
-
-
-def test_the_head_prefers_the_canonical_view(cue_head):
-    task, index = Cue(), torch.arange(200)
-    seen, _ = task(index, seed=999)
-    best = cue_head(seen).logits.amax(-1).argmax(1)
-    canonical = seen.features[..., 2].argmax(1)
-    assert float((best == canonical).float().mean()) > 0.95
-
-
-def test_the_head_cannot_find_the_cue_where_it_reads_logits_alone():
-    task = Cue(features=False)
-    head = task.fit()
-    assert head.source == "logits"
-    assert accuracy(head(task(torch.arange(600), 4)[0]).logits.logsumexp(1), task.labels) < 0.7
-
-
-def test_the_head_starts_as_the_balance():
-    task = Cue()
-    head = task.fit(HeadRecipe(rounds=0, hidden=16))
-    seen, _ = task(torch.arange(50), 3)
-    balanced = Balance(torch.linspace(-0.1, 0.1, 4))(seen)
-    assert torch.equal(head(seen).logits, balanced.logits)
-
-
-def test_a_head_that_cannot_learn_is_the_balance_it_started_from():
-    """Targets without any relation to the views: nothing improves on the held-out images, and nothing is kept."""
-    task = Cue()
-    noise = torch.randint(4, (600,), generator=torch.Generator().manual_seed(77))
-    head = fit_head(
-        lambda index, seed: (
-            Evidence(torch.zeros(len(index), 8, 4), torch.ones(len(index), 8, 3)),
-            torch.ones(len(index), 8),
-        ),
-        noise,
-        torch.arange(100, 600),
-        torch.arange(100),
-        Balance(torch.zeros(4)),
-        HeadRecipe(rounds=3, steps=4, hidden=8, learning_rate=0.5, patience=3),
-    )
-    scores = head(Evidence(torch.zeros(1, 8, 4), torch.ones(1, 8, 3))).logits
-    assert float(scores.softmax(-1).amax()) < 0.5
-    assert task.classes == 4
-
-
-def test_the_same_seed_gives_the_same_head_whatever_the_global_stream_does(cue_head):
-    state = torch.get_rng_state()
-    torch.manual_seed(4321)
-    again = Cue().fit()
-    assert int(torch.initial_seed()) == 4321
-    torch.set_rng_state(state)
-    for name, value in cue_head.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
-    other = Cue().fit(seed=1)
-    assert not torch.equal(other.network[1].weight, cue_head.network[1].weight)
-
-
-def test_the_head_leaves_the_global_random_stream_alone():
-    state = torch.get_rng_state()
-    Cue().fit(HeadRecipe(rounds=1, steps=2, hidden=8))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_fitted_head_is_frozen_and_deterministic(cue_head):
-    assert not cue_head.training
-    assert not any(parameter.requires_grad for parameter in cue_head.parameters())
-    seen, _ = Cue()(torch.arange(20), 1)
-    assert torch.equal(cue_head(seen).logits, cue_head(seen).logits)
-
-
-def test_with_many_classes_the_head_gives_one_number_per_view():
-    task = Cue(count=600, classes=40)
-    head = task.fit()
-    assert head.network[-1].out_features == 1
-    seen, _ = task(torch.arange(600), seed=12345)
-    added = head(seen).logits - (seen.logits + head.bias) * head.log_scale.exp()
-    assert_close(added, added[..., :1].expand_as(added), rtol=0, atol=1e-4)
-    assert accuracy(head(seen).logits.logsumexp(1), task.labels) > accuracy(seen.logits.logsumexp(1), task.labels) + 0.3
-    assert Cue().fit(HeadRecipe(rounds=0, hidden=16)).network[-1].out_features == 4
-
-
-def test_progress_is_told_after_every_round_and_patience_ends_the_fit():
-    told = []
-    Cue().fit(HeadRecipe(rounds=3, steps=2, hidden=8), progress=lambda *args: told.append(args[:2]))
-    assert told == [(1, 3), (2, 3), (3, 3)]
-    told.clear()
-    task = Cue()
-    fit_head(
-        lambda index, seed: task(index, 0) if len(index) == 100 else task(index.flip(0), seed),
-        task.labels,
-        torch.arange(100, 600),
-        torch.arange(100),
-        Balance(torch.zeros(4)),
-        HeadRecipe(rounds=50, steps=8, hidden=16, patience=2, learning_rate=0.3),
-        progress=lambda *args: told.append(args[:2]),
-    )
-    assert len(told) < 50
-
-
-def test_a_head_on_features_refuses_evidence_without_them(cue_head):
-    with pytest.raises(ht.OptionError, match="this head reads features, and the evidence has none"):
-        cue_head(Evidence(torch.zeros(1, 4)))
-    with pytest.raises(ht.OptionError, match="source='features' needs a model whose features can be read"):
-        Cue(features=False).fit(HeadRecipe(source="features"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"source": "pixels"}, "source must be one of 'auto', 'features', 'logits'; got 'pixels'"),
-        ({"hidden": 0}, "hidden must be a whole number of at least 1"),
-        ({"rounds": -1}, "rounds must be a whole number of at least 0"),
-        ({"pool": 0}, "pool must be a whole number of at least 1"),
-        ({"steps": 1.5}, "steps must be a whole number of at least 1"),
-        ({"batch": None}, "batch must be a whole number of at least 1"),
-        ({"views": 0}, "views must be a whole number of at least 1"),
-        ({"patience": 0}, "patience must be a whole number of at least 1"),
-        ({"learning_rate": 0}, "learning_rate must be a finite number above 0"),
-    ],
-    ids=str,
-)
-def test_recipes_that_mean_nothing_are_refused(options, message):
-    with pytest.raises(ht.OptionError, match=message):
-        HeadRecipe(**options)
-
-
-def test_a_head_survives_logits_of_minus_infinity():
-    class RuledOut(Cue):
-        def __call__(self, index, seed):
-            seen, aim = super().__call__(index, seed)
-            return Evidence(torch.cat([seen.logits, torch.full_like(seen.logits[..., :1], -math.inf)], dim=-1)), aim
-
-    task = RuledOut()
-    head = fit_head(
-        task, task.labels, torch.arange(100, 600), torch.arange(100), Balance(torch.zeros(5)), HeadRecipe(rounds=1)
-    )
-    scores = head(task(torch.arange(20), 0)[0]).logits
-    assert bool(scores.isfinite().all())
-    assert float(scores[..., 4].max()) < -500 < float(scores[..., :4].min())
-    assert accuracy(scores.logsumexp(1), task.labels[:20]) > 0.25
-
-
-def test_a_head_on_double_precision_logits_is_trained_and_answers_in_double_precision():
-    class Double(Cue):
-        def __call__(self, index, seed):
-            seen, aim = super().__call__(index, seed)
-            return Evidence(seen.logits.double()), aim
-
-    task = Double()
-    head = task.fit(HeadRecipe(rounds=1, steps=2, hidden=8))
-    assert head(task(torch.arange(5), 0)[0]).logits.dtype == torch.float64
-
-
-# --- distance scores --------------------------------------------------------------------------------------------------
-
-
-def clusters(count: int = 60, classes: int = 3) -> tuple[Evidence, Tensor]:
-    """Features in a cluster per class, on both sides of zero; the last class never occurs."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(classes - 1, (count,), generator=generator)
-    centres = torch.tensor([[4.0, -4.0, 0.0], [-4.0, 1.0, 4.0]])
-    features = centres[labels] + 0.5 * torch.randn(count, 3, generator=generator)
-    return Evidence(torch.zeros(count, classes), features), labels
-
-
-@pytest.mark.parametrize("fit", [fit_prototypes, fit_neighbours])
-def test_distance_scores_name_the_nearest_class_and_sink_far_from_all(fit):
-    upright, labels = clusters()
-    scores = fit(upright, labels)
-    seen = scores(upright)
-    assert seen.logits.shape == (60, 3)
-    assert torch.equal(seen.labels, labels)
-    between = scores(Evidence(torch.zeros(1, 3), torch.tensor([[0.0, -1.5, 2.0]])))
-    assert float(between.logits.max()) < float(seen.logits.max(1).values.min())
-
-
-@pytest.mark.parametrize("fit", [fit_prototypes, fit_neighbours])
-def test_a_class_that_never_occurs_never_wins(fit):
-    upright, labels = clusters()
-    scores = fit(upright, labels)
-    generator = torch.Generator().manual_seed(1)
-    anywhere = Evidence(torch.zeros(500, 3), 10 * torch.randn(500, 3, generator=generator))
-    assert bool((scores(anywhere).labels != 2).all())
-
-
-def test_prototypes_are_class_means_and_scores_are_scaled_squared_distances():
-    upright, labels = clusters()
-    scores = fit_prototypes(upright, labels)
-    means = torch.stack([upright.features[labels == label].mean(0) for label in (0, 1)])
-    assert_close(scores.means[:2], means, rtol=0, atol=1e-5)
-    within = (upright.features - means[labels]).square().sum(1).mean()
-    expected = -(upright.features[:, None] - means).square().sum(-1) * 10 / within
-    assert_close(scores(upright).logits[:, :2], expected, rtol=1e-3, atol=1e-3)
-
-
-def test_neighbours_average_the_three_nearest_of_each_class():
-    bank = torch.nn.functional.normalize(torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
-    feature = torch.tensor([[[1.0, 2.0, -1.0, 0.5]]])
-    found = Neighbours(bank, nearest=3, scale=10.0)(Evidence(torch.zeros(1, 1, 2), feature)).logits
-    similarity = torch.nn.functional.normalize(feature, dim=-1)[0, 0] @ bank.flatten(0, 1).T
-    expected = similarity.reshape(2, 5).sort(descending=True).values[:, :3].mean(1) * 10
-    assert_close(found[0, 0], expected)
-
-
-def test_a_bank_repeats_the_images_of_a_class_that_has_few():
-    upright = Evidence(torch.zeros(3, 2), torch.eye(3))
-    bank = fit_neighbours(upright, torch.tensor([0, 1, 1]), per_class=4).bank
-    assert torch.equal(bank[0], torch.eye(3)[[0, 0, 0, 0]])
-    assert torch.equal(bank[1], torch.eye(3)[[1, 2, 1, 2]])
-
-
-@pytest.mark.parametrize("fit", [fit_prototypes, fit_neighbours])
-def test_distance_scores_do_not_depend_on_how_many_views_come_at_once(fit):
-    upright, labels = clusters()
-    scores = fit(upright, labels)
-    whole = scores(upright).logits
-    one_by_one = torch.cat([scores(upright.at(slice(n, n + 1))).logits for n in range(60)])
-    assert_close(one_by_one, whole, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "scores", [Prototypes(torch.zeros(2, 3), torch.tensor(1.0)), Neighbours(torch.zeros(2, 1, 3))], ids=["mean", "near"]
-)
-def test_distance_scores_without_features_say_what_to_do(scores):
-    with pytest.raises(ht.OptionError, match="distance scores need features"):
-        scores(Evidence(torch.zeros(1, 2)))
-
-
 # --- the linear map ---------------------------------------------------------------------------------------------------
 
 
@@ -474,27 +202,3 @@ def test_tilts_are_drawn_anew_each_round_or_come_again(draws, looks):
     everything = torch.arange(120)
     fit_head(sample, labels, everything[:100], everything[100:], Balance(torch.zeros(3)), recipe)
     assert len(seen) == 1 + looks  # one of them for the held-out images
-
-
-def test_a_pose_weight_finds_the_right_view_more_often():
-    """Every view claims the right label, so that the labels alone say nothing of the pose."""
-
-    class Told(Cue):
-        def __call__(self, index, seed):
-            seen, aim = super().__call__(index, seed)
-            labels = self.labels[index][:, None].expand_as(aim)
-            return Evidence(5.0 * torch.nn.functional.one_hot(labels, self.classes), seen.features), aim
-
-    task = Told()
-    seen, aim = task(torch.arange(100), 5)
-    found = []
-    for pose in (0.0, 1.0):
-        head = task.fit(HeadRecipe(rounds=4, steps=32, hidden=16, pose=pose))
-        found.append(float((head(seen).logits.logsumexp(2).argmax(1) == aim.argmax(1)).double().mean()))
-    assert found[0] < 0.5 < 0.95 < found[1]
-
-
-@pytest.mark.parametrize("pose", [-0.1, math.nan, math.inf, "much"], ids=str)
-def test_pose_weights_that_mean_nothing_are_refused(pose):
-    with pytest.raises(ht.OptionError, match="pose must be a weight of at least 0"):
-        HeadRecipe(pose=pose)

@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, TensorDataset
 
 import headtilt as ht
-from core.toys import TinyNet, fingerprint, tiny_images, ungated
+from core.toys import TinyNet, fingerprint, tiny_images
 from headtilt import blocks, gate_fit
 from headtilt import fit as fitting
 from headtilt.calibrate import Balance, upright_prior
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.distances import Neighbours, Prototypes
-from headtilt.fit import Fitter, gather
+from headtilt.fit import Fitter
 from headtilt.gate import Promise
 from headtilt.groups import decompose
 from headtilt.head import HeadRecipe, OrbitHead
@@ -28,154 +27,9 @@ from headtilt.predictor import Predictor
 from headtilt.search.joint import Joint, lattice
 
 from .conftest import QUICK
+from .toys import bias_of, joint
 
 METHODS = {"head": OrbitHead, "balance": Balance, "prototypes": Prototypes, "neighbours": Neighbours}
-
-
-def joint(net: nn.Module, **options) -> ht.ITS:
-    return ungated(net, **{"search": "joint", "budget": 24, "readout": "marginal", **options})
-
-
-def bias_of(net: nn.Module, images, **options) -> torch.Tensor:
-    return joint(net).fit(images, method="balance", promise=None, views=12, **options).calibrator.bias
-
-
-# --- what may be fitted on --------------------------------------------------------------------------------------------
-
-
-def test_a_loader_of_images_with_labels_gives_what_the_tensor_gives(digits_net, upright):
-    expected = bias_of(digits_net, upright)
-    labels = torch.zeros(len(upright))
-    loaders = {
-        "tuples": DataLoader(TensorDataset(upright, labels), batch_size=64),
-        "lists": [[part, 0] for part in upright.split(64)],
-        "bare": upright.split(7),
-        "used up": (part for part in upright.split(199)),
-    }
-    for name, loader in loaders.items():
-        assert torch.equal(bias_of(digits_net, loader), expected), name
-
-
-class Midway:
-    """A loader that fails after its first batch."""
-
-    def __init__(self, images, error):
-        self.images, self.error = images, error
-
-    def __iter__(self):
-        yield self.images
-        raise self.error
-
-
-good = tiny_images(40)
-spoiled = good.clone()
-spoiled[13, 0, 2, 2] = math.nan
-
-BAD = {
-    "too few": (good[:7], {}, ht.DataError, "fit images must be at least 8, better some hundreds; got 7"),
-    "one class": (good[:1].expand(20, -1, -1, -1), {}, ht.DataError, "at least two classes by the model's own"),
-    "NaN": (spoiled, {}, ht.ShapeError, "fit images must be finite"),
-    "infinite": (good / 0, {}, ht.ShapeError, "fit images must be finite"),
-    "integers": ((good * 255).long(), {}, ht.ShapeError, "fit images must be floating point; got torch.int64"),
-    "bytes": ((good * 255).byte(), {}, ht.ShapeError, r"fit images must be floating point; got torch.uint8.*/ 255"),
-    "no channels": (good[:, 0], {}, ht.ShapeError, r"fit images must be \(B, C, H, W\); got \(40, 12, 12\)"),
-    "no images": (good[:0], {}, ht.ShapeError, "fit images must hold at least one image"),
-    "a number": (7, {}, ht.DataError, "the loader of fit images raised: 'int' object is not iterable"),
-    "nothing": (None, {}, ht.DataError, "the loader of fit images raised"),
-    "an empty loader": ([], {}, ht.DataError, "the loader of fit images gave no batch. Nothing was fitted"),
-    "empty batches": ([()], {}, ht.DataError, "the loader of fit images raised"),
-    "dicts": ([{"pixel_values": good}], {}, ht.ShapeError, r"fit images must be a tensor \(B, C, H, W\); got dict"),
-    "arrays": ([good.numpy()], {}, ht.ShapeError, "fit images must be a tensor .*; got ndarray"),
-    "two sizes": ([good, tiny_images(9, 14, 14)], {}, ht.ShapeError, r"fit images must all be .*\(1, 14, 14\)"),
-    "a wrong size": (tiny_images(20, 24, 24), {}, ht.ModelError, r"model raised on views of shape \(\d+, 1, 24, 24\)"),
-    "a loader that fails": (
-        Midway(good, OSError("disk gone")),
-        {},
-        ht.DataError,
-        "the loader of fit images raised: disk gone. Nothing was fitted",
-    ),
-    "a loader that refuses": (Midway(good, ht.DataError("mine")), {}, ht.DataError, "^mine$"),
-    "a wrong method": (good, {"method": "magic"}, ht.OptionError, "method must be one of 'head', 'balance'.*'magic'"),
-    "a wrong seed": (good, {"seed": "lucky"}, ht.OptionError, "seed must be a whole number"),
-    "a wrong promise": (good, {"promise": "half"}, ht.OptionError, "upright must be points of accuracy"),
-    "a large promise": (good, {"promise": 101}, ht.OptionError, "upright must be points of accuracy"),
-    "no views": (good, {"views": 0}, ht.OptionError, "views must be a whole number of at least 1"),
-    "a wrong crop": (good, {"crop": -3}, ht.OptionError, "crop must be a whole number of at least 1"),
-    "a large crop": (good, {"crop": 13}, ht.OptionError, "crop must fit into the images; got 13 for 12×12"),
-    "a wrong recipe": (good, {"recipe": "quick"}, ht.OptionError, "recipe must be a HeadRecipe or None; got 'quick'"),
-}
-
-
-@pytest.mark.parametrize("before", [True, False], ids=["fitted before", "never fitted"])
-@pytest.mark.parametrize(("images", "options", "kind", "message"), BAD.values(), ids=BAD.keys())
-def test_a_fit_that_fails_says_why_and_leaves_nothing_half_fitted(images, options, kind, message, before):
-    robust = joint(TinyNet().train(), budget=6)
-    if before:
-        robust.fit(good, method="balance")
-    state = fingerprint(robust.model)
-    kept = robust.calibrator, robust.gate, robust.predictor, robust.report
-    with pytest.raises(kind, match=message):
-        robust.fit(images, **options)
-    assert all(one is other for one, other in zip(kept, _parts(robust), strict=True))
-    assert fingerprint(robust.model) == state
-
-
-def _parts(robust: ht.ITS) -> tuple[object, ...]:
-    return robust.calibrator, robust.gate, robust.predictor, robust.report
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupted_fit_leaves_nothing_half_fitted(digits_net, upright, error):
-    robust = joint(digits_net)
-    kept, state = _parts(robust), fingerprint(digits_net)
-
-    def interrupt(stage, done, total):
-        raise error
-
-    with pytest.raises(error):
-        robust.fit(upright, recipe=QUICK, views=4, progress=interrupt)
-    assert all(one is other for one, other in zip(kept, _parts(robust), strict=True))
-    assert fingerprint(digits_net) == state
-
-
-@pytest.mark.parametrize("fail_on", [2, 4, 9])
-def test_a_model_that_fails_midway_leaves_nothing_half_fitted(fail_on):
-    class Tired(TinyNet):
-        calls = 0
-
-        def forward(self, views):
-            self.calls += 1
-            if self.calls == fail_on:
-                raise RuntimeError("tired")
-            return super().forward(views)
-
-    robust = joint(Tired(), budget=6)
-    kept = _parts(robust)
-    with pytest.raises(ht.ModelError, match="tired"):
-        robust.fit(tiny_images(120), recipe=QUICK)
-    assert all(one is other for one, other in zip(kept, _parts(robust), strict=True))
-    robust.fit(tiny_images(120), method="balance")
-    assert isinstance(robust.calibrator, Balance)
-
-
-def test_distance_scores_of_a_model_without_features_say_what_to_do():
-    robust = ungated(lambda views: TinyNet()(views), samples=5)
-    with pytest.raises(ht.OptionError, match="distance scores need features"):
-        robust.fit(good, method="prototypes")
-    assert robust.calibrator is None
-
-
-def test_a_balance_of_each_batch_cannot_be_kept():
-    robust = joint(TinyNet(), calibrator="batch")
-    with pytest.raises(ht.OptionError, match='method="keep" fits a gate for a fixed calibrator'):
-        robust.fit(good, method="keep")
-    assert robust.calibrator == "batch"
-    assert isinstance(robust.fit(good, method="balance").calibrator, Balance)
-
-
-def test_gathering_gives_all_images_in_order():
-    assert torch.equal(gather(good.split(9)), good)
-    assert gather(good) is good
 
 
 # --- the classifier ---------------------------------------------------------------------------------------------------
@@ -338,24 +192,6 @@ def test_a_gate_is_set_by_the_images_that_the_user_holds_out(digits_net, upright
         assert torch.equal(robust.search(upright[120:]).labels, digits_net(upright[120:]).argmax(1))
     without = joint(digits_net, budget=9).fit(upright[:120], method="balance", promise=0.0, views=9)
     assert without.report["gate"]["held_out"] == 24
-
-
-@pytest.mark.parametrize(
-    ("images", "kind", "message"),
-    [
-        (good[:7], ht.DataError, "fit images must be at least 8"),
-        (spoiled, ht.ShapeError, "fit images must be finite"),
-        (tiny_images(20, 14, 14), ht.ShapeError, r"held-out images must be of the size of the others, \(1, 12, 12\)"),
-        (Midway(good, OSError("gone")), ht.DataError, "the loader of fit images raised: gone"),
-    ],
-    ids=["too few", "NaN", "another size", "a loader that fails"],
-)
-def test_held_out_images_that_are_none_are_refused_and_nothing_is_fitted(images, kind, message):
-    robust = joint(TinyNet(), budget=6)
-    kept = _parts(robust)
-    with pytest.raises(kind, match=message):
-        robust.fit(good, held_out=images, method="balance")
-    assert all(one is other for one, other in zip(kept, _parts(robust), strict=True))
 
 
 @pytest.mark.parametrize("method", ["neighbours", "prototypes"])
