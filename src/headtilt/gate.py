@@ -19,6 +19,8 @@ from headtilt.errors import OptionError, is_number
 from headtilt.evidence import Evidence, floored
 from headtilt.result import Found
 
+STATISTICS = 7
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -41,10 +43,12 @@ class Promise:
 
 
 def statistics(bare: Evidence, root: Tensor, found: Found, detector: Detector | None = None) -> Tensor:
-    """Return what speaks against the bare answer (B, 5): the larger, the less it should be kept.
+    """Return what speaks against the bare answer (B, 7): the larger, the less it should be kept.
 
     Log-odds of the winner against the bare answer b over all views; the winner's against b's views near the identity;
-    against b in the image as it came; the bare model's own doubt about b; and the detector's doubt, where there is one.
+    against b in the image as it came; the bare model's own doubt about b; the detector's doubt, where there is one; and
+    the winner's log-odds against b where both are seen as the image came: by the bare model, and near the identity. On
+    an upright image a false winner comes from afar, and looks near it find it absurd.
 
     Args:
         bare: What the bare model says of the images as they came, (B, …).
@@ -53,11 +57,13 @@ def statistics(bare: Evidence, root: Tensor, found: Found, detector: Detector | 
         detector: Tells from the image as it came whether the bare answer can be trusted.
     """
     answer = bare.labels[:, None]
-    winner = found.marginal.amax(1, keepdim=True)
+    best, winner = found.marginal.max(1, keepdim=True)
     doubt = -bare.log_probs.gather(1, answer)
-    against = [winner - scores.gather(1, answer) for scores in (found.marginal, found.near, root)]
+    against = [best - scores.gather(1, answer) for scores in (found.marginal, found.near, root)]
     distrust = torch.zeros_like(doubt) if detector is None else -detector(bare)[:, None]
-    return torch.cat([*against, doubt, distrust], dim=1)
+    here = (floored(bare.logits), floored(found.near))
+    at_home = [scores.gather(1, winner) - scores.gather(1, answer) for scores in here]
+    return torch.cat([*against, doubt, distrust, *at_home], dim=1)
 
 
 class Gate(nn.Module):
@@ -65,7 +71,8 @@ class Gate(nn.Module):
 
     Args:
         margin: Evidence against the bare answer that the search must show; by hand: log-odds over all views.
-        weights: (5,), how the `statistics` are weighed; by default the first alone, as plain log-odds.
+        weights: How the `statistics` are weighed, the first of them where there are fewer weights (gates of old have
+            five); by default the first alone, as plain log-odds.
         exit_at: Score at which an image leaves before the search; None for never.
         detector: What gives that score from the evidence of the image as it came.
         glance_at: Evidence against the bare answer, over a few views, below which an image leaves; None for no glance.
@@ -105,7 +112,7 @@ class Gate(nn.Module):
 
     def _against(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
         against = statistics(bare, root, found, self.detector)
-        return against @ self.weights.to(against)
+        return against[:, : len(self.weights)] @ self.weights.to(against)
 
 
 class CautiousGate(nn.Module):
@@ -214,16 +221,16 @@ def fit_detector(root: Evidence, right: Tensor, *, seed: int = 0, steps: int = 6
 
 def plain_weights() -> Tensor:
     """Return the weights under which a gate is plain log-odds over all views."""
-    return torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    return F.one_hot(torch.tensor(0), STATISTICS).float()
 
 
 def fit_weights(against: Tensor, search_right: Tensor) -> Tensor:
-    """Return non-negative weights (5,) under which the statistics best tell a wrong bare answer from a right one.
+    """Return non-negative weights (7,) under which the statistics best tell a wrong bare answer from a right one.
 
     Logistic regression on images whose bare answer and winner differ.
 
     Args:
-        against: (n, 5).
+        against: (n, 7).
         search_right: (n,), whether the winner (rather than the bare answer) is the model's upright answer.
     """
     if len(against) < 20 or bool(search_right.all()) or not bool(search_right.any()):
@@ -233,7 +240,7 @@ def fit_weights(against: Tensor, search_right: Tensor) -> Tensor:
     target = search_right.double()
     # Upright and tilted images should count alike, however many of each disagree.
     importance = torch.where(search_right, 0.5 / target.mean(), 0.5 / (1 - target.mean()))
-    free = torch.zeros(6, dtype=torch.float64, device=rows.device, requires_grad=True)
+    free = torch.zeros(rows.shape[1] + 1, dtype=torch.float64, device=rows.device, requires_grad=True)
     optimiser = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:

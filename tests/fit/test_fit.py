@@ -348,7 +348,7 @@ def test_part_of_a_promise_is_left_for_images_that_are_harder(digits_net, uprigh
     monkeypatch.setattr(
         gate_fit, "margin_for", lambda against, cost, points: spent.append(points) or inner(against, cost, points)
     )
-    joint(digits_net).fit(upright, method="balance", promise=1.5)
+    joint(digits_net).fit(upright, method="balance", promise=2.0)
     assert spent == [pytest.approx(1.0)]
 
 

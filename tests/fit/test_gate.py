@@ -127,7 +127,8 @@ def test_the_statistics_are_log_odds_against_the_bare_answer_and_its_doubt():
     bare = Evidence(torch.tensor([[3.0, 0.0, 0.0]]))
     marginal, near, root = torch.tensor([[1.0, 6.0, 0.0]]), torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[4.0, 0, 0]])
     doubt = math.log(1 + 2 * math.exp(-3))
-    assert_close(statistics(bare, root, found(marginal, near)), torch.tensor([[5.0, 4.0, 2.0, doubt, 0.0]]))
+    expected = torch.tensor([[5.0, 4.0, 2.0, doubt, 0.0, -3.0, -1.0]])
+    assert_close(statistics(bare, root, found(marginal, near)), expected)
 
     class Trusting(Detector):
         def forward(self, root):
@@ -135,6 +136,23 @@ def test_the_statistics_are_log_odds_against_the_bare_answer_and_its_doubt():
 
     trusting = Trusting(torch.zeros(3), torch.ones(3))
     assert statistics(bare, root, found(marginal, near), trusting)[0, 4] == -7
+
+
+def test_statistics_are_finite_where_the_model_rules_the_winner_out():
+    bare = Evidence(torch.tensor([[3.0, -math.inf, 0.0]]))
+    marginal, near = torch.tensor([[1.0, 6.0, 0.0]]), torch.tensor([[2.0, -math.inf, 0.0]])
+    found_statistics = statistics(bare, bare.logits, found(marginal, near))
+    assert bool(found_statistics.isfinite().all())
+    assert float(found_statistics[0, 5]) < -900
+    assert float(found_statistics[0, 6]) < -900
+
+
+def test_a_gate_with_the_five_weights_of_old_reads_the_first_five_statistics():
+    bare = Evidence(torch.tensor([[3.0, 0.0, 0.0]]))
+    seen = found(torch.tensor([[1.0, 6.0, 0.0]]), torch.tensor([[2.0, 1.0, 0.0]]))
+    old = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
+    assert Gate(4.5, old).keeps(bare, bare.logits, seen).tolist() == [True]
+    assert Gate(3.5, old).keeps(bare, bare.logits, seen).tolist() == [False]
 
 
 def test_a_plain_gate_compares_log_odds_over_all_views_with_its_margin():
@@ -227,7 +245,7 @@ def test_gated_images_return_the_bare_logits_bit_for_bit_and_stay_where_they_are
 def test_weights_find_the_statistic_that_tells():
     generator = torch.Generator().manual_seed(0)
     right = torch.rand(400, generator=generator) < 0.5
-    against = torch.randn(400, 5, generator=generator)
+    against = torch.randn(400, 7, generator=generator)
     against[:, 2] += 4 * right
     weights = fit_weights(against, right)
     assert float(weights.sum()) == pytest.approx(1)
@@ -240,7 +258,7 @@ def test_weights_find_the_statistic_that_tells():
 
 @pytest.mark.parametrize("right", [torch.ones(50), torch.zeros(50), torch.arange(10) % 2], ids=["all", "none", "few"])
 def test_weights_are_plain_where_there_is_nothing_to_learn_from(right):
-    assert torch.equal(fit_weights(torch.randn(len(right), 5), right.bool()), plain_weights())
+    assert torch.equal(fit_weights(torch.randn(len(right), 7), right.bool()), plain_weights())
 
 
 def test_the_detector_learns_when_to_trust_and_follows_its_seed():
