@@ -155,6 +155,19 @@ def _table1(report: dict[str, Any]) -> tuple[str, str]:
     return _words(holds), why
 
 
+def _reconstructions(report: dict[str, Any]) -> tuple[str, str]:
+    right, of = report["verdict"]["right_answers"], report["verdict"]["of"]
+    its = min(right["ITS³"], right["ITS⁵"])
+    holds = [its > count for name, count in right.items() if name in ("STN", "STN³", "DTN", "ETN")]
+    why = f"Right answers of {of}: " + ", ".join(f"{name} {count}" for name, count in right.items()) + "."
+    if right["ETN"] >= its > max(right["STN"], right["STN³"], right["DTN"]):
+        why += (
+            " The transformers leave a turned image as it is, the search turns it upright. The equivariant one turns "
+            "all poses of an image to one, not always the upright one, and its network has learned to read that."
+        )
+    return _words(holds), why
+
+
 def _siscore(report: dict[str, Any]) -> tuple[str, str]:
     parts = []
     for place, found in report["verdict"].items():
@@ -171,6 +184,7 @@ JUDGES: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
     "hyperparameters": _hyperparameters,
     "markov": _markov,
     "order": _order,
+    "reconstructions": _reconstructions,
     "rotated-mnist": _rotated,
     "runtime": _runtime,
     "siscore": _siscore,

@@ -41,7 +41,7 @@ PAPER_ROWS = ("CNN", "STN", "STN³", "DTN", "ETN", "ITS³", "ITS⁵")
 TRAINED = {"STN": "stn", "STN³": "icstn", "DTN": "dtn", "ETN": "etn"}
 # An equivariant transformer as it should be finds any angle, trained on one or not. This one does not wrap: see `ETN`.
 CUT = {"ETN, angle cut": "etn-cut"}
-OURS = ("balanced", "head", "head + gate")
+OURS = ("balanced", "head")  # ungated: all images here are tilted, and a gate is for those that are not
 
 
 def _block(accuracy: str, distance: str) -> dict[str, dict[str, list[float]]]:
@@ -217,7 +217,6 @@ def _named(size: Size) -> dict[str, str]:
         "TTA, max": "tta-max",
         "balanced": "balanced",
         "head": size.head,
-        "head + gate": f"{size.head}+gate",
     }
 
 
