@@ -80,7 +80,8 @@ class Searcher:
             found = settled(root, found, left, self.plan.hypotheses, looked)
         kept = torch.ones_like(bare.labels, dtype=torch.bool).index_fill(0, left, False)
         if self.gate is not None:
-            kept = kept | self.gate.keeps(bare, root.logits, found)
+            with fitted_for_it(self.gate):
+                kept = kept | self.gate.keeps(bare, root.logits, found)
         logits, pose = read_out(found, self.readout)
         identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
         single = self.predictor.single_logit
@@ -109,7 +110,8 @@ class Searcher:
         if not (isinstance(gate, Gate) and gate.glance_at is not None and isinstance(self.plan, Joint) and len(left)):
             return left, None, looked
         seen = self.plan.glance(views.of(left), root.at(left))
-        sure = gate.leaves_at_a_glance(bare.at(left), root.logits[left], self.plan.judged(seen))
+        with fitted_for_it(gate):
+            sure = gate.leaves_at_a_glance(bare.at(left), root.logits[left], self.plan.judged(seen))
         looked[left] = seen.poses.shape[1]
         return left[~sure], seen.at(~sure), looked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -46,13 +47,13 @@ def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[
         "options": {name: _plain(name, value) for name, value in options.items()},
         "calibrator": _describe_calibrator(calibrator),
         "gate": None if gate is None else _describe_gate(gate),
-        "report": report,
+        "report": _worded(report),
     }
     tensors = _tensors("calibrator", calibrator) | _tensors("gate", gate)
     with _both(path) as (config_place, tensors_place):
         save_tensors(tensors_place, tensors)
         config["sha256"] = _digest(tensors_place)
-        config_place.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        config_place.write_text(json.dumps(config, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
         options = {name: _rebuild(name, value) for name, value in config["options"].items()}
         options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
         options["gate"] = None if config["gate"] is None else _gate(config["gate"], _under("gate", tensors))
-        return options, dict(config["report"])
+        return options, _from_words(dict(config["report"]))
     except HeadtiltError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
@@ -195,6 +196,20 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
     )
     head.load_state_dict(tensors)
     return head.eval().requires_grad_(False)
+
+
+def _worded(value: Any) -> Any:
+    """Return a report in which infinities are words, since JSON has none."""
+    if isinstance(value, dict):
+        return {name: _worded(item) for name, item in value.items()}
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _from_words(value: Any) -> Any:
+    """Return a report with its infinities."""
+    if isinstance(value, dict):
+        return {name: _from_words(item) for name, item in value.items()}
+    return float(value) if value in ("inf", "-inf", "nan") else value
 
 
 def _describe_gate(gate: Gate | CautiousGate) -> dict[str, Any]:

@@ -8,6 +8,7 @@ promise in points of accuracy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -91,6 +92,11 @@ class Gate(nn.Module):
         super().__init__()
         if not is_number(margin) or margin != margin:
             raise OptionError(f"margin must be a number of log-odds; got {margin!r}.")
+        for name, value in (("exit_at", exit_at), ("glance_at", glance_at)):
+            if value is not None and not is_number(value):
+                raise OptionError(f"{name} must be a number or None; got {value!r}.")
+        if weights is not None and (weights.ndim != 1 or not 1 <= len(weights) <= STATISTICS):
+            raise OptionError(f"weights must be (n,) with n at most {STATISTICS}; got {tuple(weights.shape)}.")
         self.margin, self.exit_at, self.detector, self.glance_at = float(margin), exit_at, detector, glance_at
         self.register_buffer("weights", plain_weights() if weights is None else weights.clone())
 
@@ -271,6 +277,25 @@ def margin_for(evidence_against: Tensor, cost: Tensor, points: float) -> float:
     if within == len(cost):
         return float("-inf")
     return _above(float(evidence_against[order[within]]))
+
+
+def tail_for(evidence_against: Tensor, share: float) -> float:
+    """Return the evidence against the bare answer that a share of upright images exceeds, also beyond those seen.
+
+    The upper fifth of them is taken for an exponential tail, which goes on where few images end.
+
+    Args:
+        evidence_against: (n,), weighed evidence against the bare answer of upright images.
+        share: Between 0 and 1.
+    """
+    count = len(evidence_against)
+    over = max(count // 5, 1)
+    if share * count >= over:
+        return float("-inf")
+    ordered = evidence_against.double().sort(descending=True).values
+    start = ordered[min(over, count - 1)]
+    scale = (ordered[:over] - start).mean()
+    return float(start + scale * math.log(over / count / share)) if share > 0 else float("inf")
 
 
 def exit_for(scores: Tensor, harm: Tensor, points: float) -> float:

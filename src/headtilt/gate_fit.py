@@ -12,8 +12,18 @@ from torch import Tensor
 
 from headtilt.calibrate import Calibrator
 from headtilt.evidence import Evaluate, Evidence, concatenate
-from headtilt.gate import Detector, Gate, Promise, exit_for, fit_detector, fit_weights, margin_for, statistics
-from headtilt.looks import Looks
+from headtilt.gate import (
+    Detector,
+    Gate,
+    Promise,
+    exit_for,
+    fit_detector,
+    fit_weights,
+    margin_for,
+    statistics,
+    tail_for,
+)
+from headtilt.looks import CORNERS, Looks
 from headtilt.result import Found
 from headtilt.search.joint import Joint
 from headtilt.search.plan import Plan
@@ -23,6 +33,9 @@ DETECTOR_IMAGES = 8192
 # Share of a promise that is spent on the held-out images: those to come may be harder. Chosen on validation images that
 # had no part in the fit, on some of which gates that spent all of it cost more than was promised.
 SPENT = 1 / 2
+# Of upright images with more evidence against their answer than the margin, one in `OVER` or so loses it. From `OVER`
+# times as many held-out images as `ENOUGH` on, what they cost tells more than how they are distributed.
+OVER, ENOUGH = 4, 200
 GATE_TILTS = 600  # tilted images by which a gate is set: of few held-out images it looks at more tilts
 
 
@@ -50,6 +63,11 @@ class Case:
     def decided(self, truth: Tensor) -> Tensor:
         """Return for which images (n,) either the search or the bare model is right, and not both."""
         return (self.winner != self.bare.labels) & ((self.winner == truth) != (self.bare.labels == truth))
+
+    def cost(self, belief: Tensor) -> Tensor:
+        """Return (n,) what the search's answer in place of the bare one costs by what is believed (n, Y)."""
+        bare, winner = (belief.gather(1, labels[:, None])[:, 0] for labels in (self.bare.labels, self.winner))
+        return bare - winner
 
     def harm(self, kept: Tensor, truth: Tensor) -> Tensor:
         """Return (n,) 1 where the bare answer would lose what the gated search has, −1 where it would save it."""
@@ -96,7 +114,8 @@ class GateFitter:
             held_out: Indices of those that set the thresholds.
         """
         truth = targets[held_out]
-        cases = self._cases(images, upright, held_out)
+        straight, tilted = self._straight(images, upright, held_out), self._tilted(images, held_out)
+        cases = [*straight, *tilted]
         detector = self._detector(images, upright, targets, train[:DETECTOR_IMAGES])
         against = [statistics(case.bare, case.root, case.found, detector) for case in cases]
         decided = [case.decided(truth) for case in cases]
@@ -105,13 +124,14 @@ class GateFitter:
             torch.cat([(case.winner == truth)[use] for case, use in zip(cases, decided, strict=True)]),
         )
         belief = self.looks.second_opinion(images[held_out.cpu()])
-        cost = belief.gather(1, truth[:, None])[:, 0] - belief.gather(1, cases[0].winner[:, None])[:, 0]
-        margin = margin_for(against[0] @ weights, cost, SPENT * self.promise.upright)
+        cost = torch.cat([case.cost(belief) for case in straight])
+        margin = self._margin(torch.cat(against[: len(straight)]) @ weights, cost)
         kept = [rows @ weights < margin for rows in against]
         exit_at = glance_at = None
         if self.early_exit:
-            harm = torch.cat([case.harm(keep, truth) for case, keep in zip(cases[1:], kept[1:], strict=True)])
-            exit_at, glance_at = self._exits(cases[1:], harm, detector, weights)
+            kept_tilted = kept[len(straight) :]
+            harm = torch.cat([case.harm(keep, truth) for case, keep in zip(tilted, kept_tilted, strict=True)])
+            exit_at, glance_at = self._exits(tilted, harm, detector, weights)
         gate = Gate(margin, weights, exit_at, detector, glance_at)
         temperature = None
         if self.readout == "marginal":
@@ -130,17 +150,39 @@ class GateFitter:
             "upright_leave_early": float(gate.leaves_early(cases[0].bare).float().mean()) * 100,
         }
 
-    def _cases(self, images: Tensor, upright: Evidence, held_out: Tensor) -> list[Case]:
-        """Return the held-out images upright and under some tilts, searched."""
-        tilts = max(2, math.ceil(GATE_TILTS / len(held_out)))
-        batches = [(self.looks.cropped(images[held_out.cpu()]), upright.at(held_out))]
-        for number in range(tilts):
-            tilted = self.looks.tilted(images, held_out, hash((self.seed, 1, number)))
-            batches.append((tilted, self.looks.predictor(tilted)))
+    def _margin(self, evidence_against: Tensor, cost: Tensor) -> float:
+        """Return the margin that the promise asks for: by what upright images cost, and by how few of them there are.
+
+        Args:
+            evidence_against: (n,), of the held-out images as they are.
+            cost: (n,), what a change of their answers costs.
+        """
+        points = SPENT * self.promise.upright
+        # A few hundred images may show no loss at all where a few in a hundred others would.
+        share = points / 100 * max(OVER, len(cost) / ENOUGH)
+        return max(margin_for(evidence_against, cost, points), tail_for(evidence_against, share))
+
+    def _straight(self, images: Tensor, upright: Evidence, held_out: Tensor) -> list[Case]:
+        """Return the held-out images searched as they are, and where they are few also moved a little.
+
+        A classifier is surer of the very images that it was trained on than of those to come.
+        """
+        chosen = images[held_out.cpu()]
+        more = min(max(ENOUGH // len(held_out) - 1, 0), len(CORNERS))
+        batches = [self.looks.shifted(chosen, corner) for corner in range(more)]
         return [
-            Case(batch, bare, *self.looks.search(batch, bare, self.calibrator, self.plan.search))
-            for batch, bare in batches
+            self._case(self.looks.cropped(chosen), upright.at(held_out)),
+            *(self._case(batch, self.looks.predictor(batch)) for batch in batches),
         ]
+
+    def _tilted(self, images: Tensor, held_out: Tensor) -> list[Case]:
+        """Return the held-out images searched under some tilts."""
+        tilts = max(2, math.ceil(GATE_TILTS / len(held_out)))
+        batches = [self.looks.tilted(images, held_out, hash((self.seed, 1, number))) for number in range(tilts)]
+        return [self._case(batch, self.looks.predictor(batch)) for batch in batches]
+
+    def _case(self, images: Tensor, bare: Evidence) -> Case:
+        return Case(images, bare, *self.looks.search(images, bare, self.calibrator, self.plan.search))
 
     def _exits(
         self,

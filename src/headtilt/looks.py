@@ -19,6 +19,7 @@ from headtilt.search.joint import lattice, matrices, spread
 from headtilt.warp import Interpolation, Padding, warp
 
 SHIFT = 1 / 32  # of the side: what a classifier should not mind
+CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 NEARNESS = 0.35  # distance ‖T − I‖ of a view from upright at which it counts half as much or so: a turn by 15°
 
 
@@ -107,18 +108,21 @@ class Looks:
         The mean prediction over four small shifts. The image as it came would side with the bare answer, whose source
         it is, and condemn every change; the views of the search would side with the search.
         """
+        parts = images.split(256)
+        return torch.cat([self._opinion(part) for part in parts])
+
+    def _opinion(self, images: Tensor) -> Tensor:
+        looks = [self.predictor(self.shifted(images, corner)).logits.softmax(1) for corner in range(len(CORNERS))]
+        return torch.stack(looks).mean(0)
+
+    def shifted(self, images: Tensor, corner: int) -> Tensor:
+        """Return what the model sees of images moved a little towards a corner, as it has not seen them in training."""
         device, _ = self.predictor.device_and_dtype(images)
         side = images.shape[-1] if self.crop is None else self.crop
         shift = 2 * SHIFT * side / max(images.shape[-2:])
-        opinions = []
-        for part in images.split(256):
-            looks = []
-            for x, y in ((-shift, -shift), (-shift, shift), (shift, -shift), (shift, shift)):
-                pose = torch.tensor([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]]).expand(len(part), 3, 3)
-                moved = warp(part.to(device), pose, padding=self.padding, interpolation=self.interpolation)
-                looks.append(self.predictor(self.cropped(moved)).logits.softmax(1))
-            opinions.append(torch.stack(looks).mean(0))
-        return torch.cat(opinions)
+        x, y = CORNERS[corner]
+        pose = torch.tensor([[1.0, 0.0, x * shift], [0.0, 1.0, y * shift], [0.0, 0.0, 1.0]]).expand(len(images), 3, 3)
+        return self.cropped(warp(images.to(device), pose, padding=self.padding, interpolation=self.interpolation))
 
     def search(
         self,

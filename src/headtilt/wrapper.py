@@ -209,7 +209,9 @@ class ITS(nn.Module):
             raise OptionError(
                 'method="keep" fits a gate for a fixed calibrator, and calibrator="batch" is another for each batch.'
             )
-        predictor = self.predictor.with_features(None if method in ("balance", "bias") else self.features)
+        # A balance reads logits alone, but its gate reads features, too.
+        blind = method in ("balance", "bias") and promise is None
+        predictor = self.predictor.with_features(None if blind else self.features)
         fitter = Fitter(
             predictor,
             self.plan,

@@ -189,7 +189,7 @@ def test_the_command_turns_pictures_upright_and_says_where_they_are(call, tmp_pa
         assert copy[:, :10, 30:60].mean() > 0.9
         assert copy[:, 40:, 30:60].mean() < 0.1
     again = call("canonicalise", "in/upright.png", *MODEL, "--out", "out")
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "exists already" in " ".join(again.stdout.split())
     assert call("canonicalise", "in/upright.png", *MODEL, "--out", "out", "--force").exit_code == 0
-    assert call("canonicalise", "in/upright.png", *MODEL, "--out", "in", "--force").exit_code == 1
+    assert call("canonicalise", "in/upright.png", *MODEL, "--out", "in", "--force").exit_code == 2

@@ -168,3 +168,16 @@ def test_an_error_is_one_line_on_stderr_and_exit_code_2(call, photographs, words
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("names", ["", ","])
+def test_no_method_at_all_is_refused_before_anything_runs(call, names):
+    result = call(*DIGITS, "--method", names)
+    assert result.exit_code == 2
+    assert "method must name at least one of: vanilla" in result.stderr
+
+
+def test_a_promise_below_zero_is_refused_by_its_name(call):
+    result = call(*DIGITS, "--method", "vanilla", "--promise", "-3")
+    assert result.exit_code == 2
+    assert "--promise" in result.stderr

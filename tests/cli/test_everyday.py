@@ -159,7 +159,7 @@ def test_an_error_is_one_line_on_stderr(call, photographs, tmp_path, words, said
     (tmp_path / "empty").mkdir()
     result = call(*words)
     if said is None:  # a file that is not there is one that failed
-        assert result.exit_code == 1
+        assert result.exit_code == 2, "the only one"
         assert "does not exist" in " ".join(result.stdout.split())
         return
     assert result.exit_code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_a_fitted_wrapper_answers_the_same_after_a_round_trip(tmp_path: Path, me
     assert torch.equal(first.pose, second.pose)
     assert torch.equal(first.views, second.views)
     assert again.report == robust.report
+
+
+def test_a_report_with_infinities_is_json_and_comes_back(tmp_path: Path) -> None:
+    model = Net()
+    robust = ht.ITS(model, **fast()).fit(images(40), method="balance", promise=0.0)
+    assert robust.report["gate"]["margin"] == math.inf
+    robust.save(tmp_path / "bundle")
+    json.loads((tmp_path / "bundle" / "headtilt.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert ht.ITS.load(tmp_path / "bundle", model).report == robust.report
 
 
 @pytest.mark.parametrize(

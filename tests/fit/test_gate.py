@@ -25,6 +25,7 @@ from headtilt.gate import (
     margin_for,
     plain_weights,
     statistics,
+    tail_for,
 )
 
 from .toys import found
@@ -80,6 +81,18 @@ def test_thresholds_exclude_the_image_they_were_set_for_at_any_size(size, sign):
     assert bool((value < margin).all())
     assert bool((value * 1.0000005 < margin).all())
     assert not bool((value >= exit_for(value, torch.ones(1), 0.0)).any())
+
+
+def test_the_tail_goes_on_exponentially_where_the_images_end():
+    uniform = torch.arange(1, 2001, dtype=torch.float64) / 2001
+    against = -(1 - uniform).log()  # exponential, of scale 1
+    for share in (0.1, 0.01, 1e-3, 1e-5):
+        assert tail_for(against, share) == pytest.approx(-math.log(share), rel=0.03)
+    few = against[::50]
+    assert tail_for(few, 1e-3) > float(few.max())
+    assert tail_for(few, 0.2) == -math.inf
+    assert tail_for(few, 0.0) == math.inf
+    assert tail_for(torch.tensor([2.0]), 0.01) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -145,6 +158,21 @@ def test_statistics_are_finite_where_the_model_rules_the_winner_out():
     assert bool(found_statistics.isfinite().all())
     assert float(found_statistics[0, 5]) < -900
     assert float(found_statistics[0, 6]) < -900
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"weights": torch.ones(9)}, "weights must be"),
+        ({"weights": torch.ones(1, 5)}, "weights must be"),
+        ({"exit_at": "x"}, "exit_at must be a number or None; got 'x'"),
+        ({"glance_at": [1]}, "glance_at must be a number or None"),
+    ],
+    ids=["nine", "matrix", "exit", "glance"],
+)
+def test_a_gate_of_nonsense_is_refused_when_it_is_made(options, said):
+    with pytest.raises(ht.OptionError, match=said):
+        Gate(1.0, **options)
 
 
 def test_a_gate_with_the_five_weights_of_old_reads_the_first_five_statistics():

@@ -55,6 +55,23 @@ def test_a_promise_of_nothing_keeps_every_bare_answer_on_the_held_out_images(mar
     assert margins[0].report["gate"]["upright_answers_changed"] == 0
 
 
+def test_few_images_do_not_open_the_gate(digits_net):
+    """A fifth of 100 images rarely shows a loss of a few points, and the network was trained on them."""
+    few, test = ht_data.load("digits", "fit", limit=100).floats(), ht_data.load("digits", "test")
+    robust = ht.ITS(digits_net, **ht.fast()).fit(few, method="balance", promise=None)
+    images, labels = test.floats(), test.labels
+
+    def accuracy():
+        return 100 * float((robust(images).argmax(1) == labels).float().mean())
+
+    with torch.no_grad():
+        bare = 100 * float((digits_net(images).argmax(1) == labels).float().mean())
+    assert accuracy() < bare - 8
+    robust.fit(few, method="keep", promise=0.5)
+    assert accuracy() > bare - 2
+    assert math.isfinite(robust.gate.margin)
+
+
 def test_a_larger_promise_keeps_fewer_answers(margins, upright, tilted):
     thresholds = [robust.gate.margin for robust in margins]
     assert thresholds == sorted(thresholds, reverse=True)

@@ -27,7 +27,7 @@ def test_no_other_temperature_is_likelier():
     labels = torch.where(torch.rand(300, generator=generator) < 0.7, logits.argmax(1), 0)
     best = fit_temperature(logits, labels)
     loss = F.cross_entropy(logits / best, labels)
-    for other in (0.9, 0.99, 1.01, 1.1):
+    for other in (0.8, 0.9, 1.1, 1.25):
         assert loss <= F.cross_entropy(logits / (best * other), labels)
 
 
@@ -44,3 +44,21 @@ def test_probabilities_follow_the_fitted_temperature_and_labels_do_not():
 def test_what_does_not_fit_together_is_refused():
     with pytest.raises(ShapeError, match=r"labels \(n,\)"):
         fit_temperature(torch.zeros(3, 2), torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("count", [8, 80, 800])
+def test_few_answers_without_a_mistake_are_no_certainty(count):
+    labels = torch.arange(count) % 3
+    logits = 4 * torch.nn.functional.one_hot(labels, 3).double()
+    temperature = fit_temperature(logits, labels)
+    doubt = 1 - float((logits / temperature).softmax(1).amax(1).mean())
+    assert 0.02 / count < doubt < 2 / count
+
+
+def test_classes_that_the_model_rules_out_do_not_make_it_certain():
+    labels = torch.arange(60) % 3
+    logits = 2 * torch.nn.functional.one_hot(labels, 3).double() + torch.randn(
+        60, 3, generator=torch.Generator().manual_seed(0)
+    )
+    ruled_out = torch.cat([logits, torch.full((60, 1), -torch.inf)], dim=1)
+    assert fit_temperature(ruled_out, labels) == pytest.approx(fit_temperature(logits, labels), rel=1e-6)

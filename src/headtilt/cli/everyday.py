@@ -216,7 +216,7 @@ def _survey(files: list[str]) -> Survey:
 
 
 def _conclude(rows: list[Row], found: Survey) -> None:
-    """Say on stderr what went wrong, and leave with exit code 1 where anything did."""
+    """Say on stderr what went wrong, and leave with exit code 1 where something did, 2 where nothing went well."""
     if found.passed_over:
         kinds = Counter(path.suffix.lower() or "no suffix" for path in found.passed_over)
         listed = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(6))
@@ -224,7 +224,7 @@ def _conclude(rows: list[Row], found: Survey) -> None:
     failed = [row for row in rows if row.error is not None]
     if failed:
         _aside(f"{len(failed)} of {len(rows)} files failed.")
-        raise typer.Exit(1)
+        raise typer.Exit(2 if len(failed) == len(rows) else 1)
 
 
 def _aside(sentence: str) -> None:

@@ -82,7 +82,7 @@ def evaluate(
     rounds: Annotated[int, typer.Option(min=1, help="Most rounds of training a head.")] = RECIPE[1],
     hidden: Annotated[int, typer.Option(min=1, help="Width of a head.")] = RECIPE[0],
     mc_passes: Annotated[int, typer.Option(min=1, help="Dropout passes of the paper's methods (the paper: 50).")] = 10,
-    promise: Annotated[float, typer.Option(help="Points of upright accuracy that a gate may cost.")] = 0.5,
+    promise: Annotated[float, typer.Option(min=0, help="Points of upright accuracy that a gate may cost.")] = 0.5,
     batch: Annotated[int, typer.Option(min=1, help="Images per call of a method.")] = 500,
     curve: Annotated[bool, typer.Option("--curve", help="Also measure accuracy at 24 angles.")] = False,
 ) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from headtilt.data import load as load_data
 from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import Mode, TestSet, draw, perturb_dataset, pose_errors, schedule
-from headtilt.errors import DataError, at_least
-from headtilt.experiments.methods import Predict, Setting, build, check_method
+from headtilt.errors import DataError, OptionError, at_least
+from headtilt.experiments.methods import METHODS, Predict, Setting, build, check_method
 from headtilt.experiments.retrain import retrained
 from headtilt.fit import HELD_OUT_IMAGES
 from headtilt.gate import Promise
@@ -149,6 +149,8 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         at_least("networks", self.networks, 1)
+        if not self.methods:
+            raise OptionError(f"method must name at least one of: {', '.join(METHODS)}.")
         for name in self.methods:
             check_method(name)
         schedule(self.perturb)
