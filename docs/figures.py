@@ -29,7 +29,7 @@ ROWS = (
     ("the paper's ITS³, as published", "published: paper", NO_NEED),
     ("the same, its public code", "published: public code", NO_NEED),
     ("the same, as implemented here", "paper3", NO_NEED),
-    ("`ITS`, not fitted: cautious gate", "default", NO_NEED),
+    ("`ITS` with three levels, not fitted: cautious gate", "default", NO_NEED),
     ('**`fit(method="balance")`**, no gate', "balanced", UNLABELLED),
     ("**`accurate()` + `fit`**, no gate", "head-features", UNLABELLED),
     ("**`accurate()` + `fit`**", "head-features+gate", UNLABELLED),
@@ -110,17 +110,17 @@ def affine_table(folder: Path = RESULTS) -> str:
 
 
 def headline(folder: Path = RESULTS) -> str:
-    """Return the sentence that sets the fitted head against retraining, on every set where both were measured."""
+    """Return the sentence that sets the fitted search against retraining, on every set where both were measured."""
     parts = []
     for name, title in SETS.items():
         methods = (stored(f"{name}-affine", folder) or {"methods": {}})["methods"]
-        if {"head-features", "augmented"} <= methods.keys():
-            ours, theirs = methods["head-features"], methods["augmented"]
+        if {"head-features+gate", "augmented"} <= methods.keys():
+            ours, theirs = methods["head-features+gate"], methods["augmented"]
             pair = [f"{one['accuracy']:.1f} ({one['upright_accuracy']:.1f})" for one in (ours, theirs)]
             parts.append(f"{pair[0]} against {pair[1]} on {title}")
     return (
-        "Fitted from unlabelled images, the untouched classifier beats the same network retrained with labelled, "
-        f"tilted images: {', '.join(parts)} (tilted images, in brackets upright ones).{_photographs(folder)}"
+        "Fitted from unlabelled images and with its gate, the untouched classifier beats the same network retrained "
+        f"with labelled, tilted images: {', '.join(parts)} (tilted images, in brackets upright ones).{_photographs(folder)}"
     )
 
 

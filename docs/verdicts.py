@@ -107,11 +107,12 @@ def _runtime(report: dict[str, Any]) -> tuple[str, str]:
         for device, one in found.items()
     ]
     most = "most" if all(one["depth_matters_most"] for one in found.values()) else "not most everywhere"
-    why = (
-        "Growth of the time from the smallest to the largest value, " + "; ".join(parts) + f". Depth matters {most}. "
-        "Dropout passes, which the paper pays for one by one, are nearly free: only what lies behind the first dropout "
-        "layer runs more than once."
-    )
+    why = "Growth of the time from the smallest to the largest value, " + "; ".join(parts) + f". Depth matters {most}."
+    if all(one["passes_are_nearly_free"] for one in found.values()):
+        why += (
+            " Dropout passes, which the paper pays for one by one, are nearly free here: only what lies behind the "
+            "first dropout layer runs more than once, and this network has its dropout at the end."
+        )
     return _words([one["depth_matters_most"] for one in found.values()]), why
 
 

@@ -66,7 +66,7 @@ class ITS(nn.Module):
         calibrator: From Evidence to Evidence; usually set by `fit`. "batch" balances each batch by itself, assuming
             that all classes are equally frequent in it.
         gate: How strongly the search must beat the bare model's answer: "cautious" (fits any model, and costs upright
-            images next to nothing), plain log-odds, a `Gate`, or None for no gate. `fit` sets a far better one.
+            images about a point), plain log-odds, a `Gate`, or None for no gate. `fit` sets a far better one.
         **finer: The finer options of the search: width, accept, ranking, traversal, temperature (`Tree`); rounds
             (`Joint`); hot, cold, reach (`Anneal`).
 
