@@ -120,7 +120,8 @@ def headline(folder: Path = RESULTS) -> str:
             parts.append(f"{pair[0]} against {pair[1]} on {title}")
     return (
         "Fitted from unlabelled images and with its gate, the untouched classifier beats the same network retrained "
-        f"with labelled, tilted images: {', '.join(parts)} (tilted images, in brackets upright ones).{_photographs(folder)}"
+        f"with labelled, tilted images: {', '.join(parts)} (tilted images, in brackets upright ones)."
+        f"{_photographs(folder)}"
     )
 
 
