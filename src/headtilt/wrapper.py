@@ -268,7 +268,10 @@ class ITS(nn.Module):
         except TypeError as error:
             raise DataError(f"{folder} holds options that mean nothing here: {error}. Save it again.") from error
         if report.pop("reads_features", False):
-            robust.predictor = robust.predictor.with_features(robust.features)
+            try:
+                robust.predictor = robust.predictor.with_features(robust.features)
+            except OptionError as error:
+                raise DataError(f"{folder} was fitted for another model: {error}") from error
         robust.report = report
         device, _ = robust.predictor.device_and_dtype(torch.empty(0))
         for part in robust._fitted():

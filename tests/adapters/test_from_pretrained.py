@@ -53,7 +53,8 @@ def test_a_bundle_brings_its_search_and_answers_as_it_did(tmp_path, digits):
 
 
 def test_a_bundle_takes_no_other_options_and_no_other_model(tmp_path, digits):
-    ht.from_pretrained("zoo:digits:0", **ht.fast([ht.rotation()])).fit(digits, method="balance").save(tmp_path / "b")
+    robust = ht.from_pretrained("zoo:digits:0", **ht.fast([ht.rotation()]))
+    robust.fit(digits, method="balance", promise=None).save(tmp_path / "b")
     with pytest.raises(ht.OptionError, match="samples, levels: these come with the bundle"):
         ht.from_pretrained("zoo:digits:0", bundle=tmp_path / "b", samples=5, levels=[ht.rotation()])
     other = door.load("zoo:digits:0")
