@@ -268,10 +268,7 @@ class ITS(nn.Module):
         except TypeError as error:
             raise DataError(f"{folder} holds options that mean nothing here: {error}. Save it again.") from error
         if report.pop("reads_features", False):
-            try:
-                robust.predictor = robust.predictor.with_features(robust.features)
-            except OptionError as error:
-                raise DataError(f"{folder} was fitted for another model: {error}") from error
+            robust.predictor = robust.predictor.with_features(robust.features)
         robust.report = report
         device, _ = robust.predictor.device_and_dtype(torch.empty(0))
         for part in robust._fitted():

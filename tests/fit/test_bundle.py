@@ -58,13 +58,6 @@ def test_a_fitted_wrapper_answers_the_same_after_a_round_trip(tmp_path: Path, me
     assert again.report == robust.report
 
 
-def test_a_bundle_whose_features_another_model_lacks_says_so(tmp_path: Path) -> None:
-    ht.ITS(Net(), **fast()).fit(images(160), recipe=TINY).save(tmp_path / "bundle")
-    other = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
-    with pytest.raises(ht.DataError, match="was fitted for another model: features must name a module"):
-        ht.ITS.load(tmp_path / "bundle", other)
-
-
 def test_a_report_with_infinities_is_json_and_comes_back(tmp_path: Path) -> None:
     model = Net()
     robust = ht.ITS(model, **fast()).fit(images(40), method="balance", promise=0.0)
