@@ -281,7 +281,7 @@ def plain(value: float) -> str:
 def costs() -> str:
     """Return what a million images cost, from measured speeds of decoding and searching."""
     batch, photos = stored("batch") or {}, stored("photos") or {}
-    digits = (stored("batch") or {}).get("decode_images_per_second")
+    digits = batch.get("decode_images_per_second")
     cases = [("MNIST, the paper's small CNN, 17 rotations", digits, batch.get("hardware"), batch, "search", 17.0)]
     report, decode = stored("digits-affine") or {"methods": {}}, photos.get("decode_images_per_second")
     entry = report["methods"].get("fast+gate", {})

@@ -108,8 +108,7 @@ class Looks:
         The mean prediction over four small shifts. The image as it came would side with the bare answer, whose source
         it is, and condemn every change; the views of the search would side with the search.
         """
-        parts = images.split(256)
-        return torch.cat([self._opinion(part) for part in parts])
+        return torch.cat([self._opinion(part) for part in images.split(256)])
 
     def _opinion(self, images: Tensor) -> Tensor:
         looks = [self.predictor(self.shifted(images, corner)).logits.softmax(1) for corner in range(len(CORNERS))]
