@@ -235,7 +235,32 @@ def network(case: Case, turns: int, device: str) -> dict[str, Any]:
         },
         f"M={case.passes}_over_M=1": ratio(seconds[f"M={case.passes}"], seconds["M=1"]),
     }
-    return {**found, "naive": naive(case, images, turns, device)}
+    found["naive"] = naive(case, images, turns, device)
+    return found | ({"new_sizes": new_sizes(case, device)} if device == "cuda" else {})
+
+
+def new_sizes(case: Case, device: str) -> dict[str, Any]:
+    """Return the seconds for views in numbers not met before, by turns to the bare model and through headtilt.
+
+    A GPU's convolutions are planned for every new number; a gate leaves another one after every batch.
+    """
+    predictor = ht.ITS(case.model, **ht.fast()).predictor
+    views = channels_last(pictures(128, case.shape, device))
+    predictor.views(views[:1], torch.zeros(1, dtype=torch.long, device=device), torch.eye(3, device=device)[None])
+    seconds: dict[str, list[float]] = {"bare": [], "headtilt": []}
+    for number in range(66, 128, 4):
+        index = torch.arange(number + 2, device=device)
+        poses = torch.eye(3, device=device).expand(number + 2, 3, 3)
+        for name, run in {
+            "bare": lambda: through(case.model, views[:number], number),  # noqa: B023 - called at once
+            "headtilt": lambda: predictor.views(views, index, poses),  # noqa: B023
+        }.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            seconds[name].append(time.perf_counter() - start)
+    return {"numbers": len(seconds["bare"]), **{f"{name}_seconds": sum(took) for name, took in seconds.items()}}
 
 
 def naive(case: Case, images: Tensor, turns: int, device: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from headtilt.pace import (
     automatic_chunk,
     channels_last,
     convolves_faster_with_channels_last,
+    even_size,
     fitting_chunk,
     kind_of,
     out_of_memory,
@@ -169,7 +171,7 @@ class Predictor:
     def device_and_dtype(self, images: Tensor) -> tuple[torch.device, torch.dtype]:
         """Return where the model lives and what it computes in; for a bare callable, what the images have."""
         if isinstance(self.model, nn.Module):
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            for tensor in chain(self.model.parameters(), self.model.buffers()):
                 if tensor.is_floating_point():
                     return tensor.device, tensor.dtype
         return images.device, images.dtype
@@ -193,7 +195,12 @@ class Predictor:
 
         def views(part: slice) -> Tensor:
             made = view(part).to(device=device, dtype=dtype)
-            return channels_last(made) if self.channels_last and unit is not None else made
+            if unit is None:
+                return made
+            spare = even_size(device, len(made), self._chunk(images)) - len(made)
+            if spare:
+                made = torch.cat([made, made[-1:].expand(spare, -1, -1, -1)])
+            return channels_last(made) if self.channels_last else made
 
         with torch.no_grad(), undisturbed(self.model):
             self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
@@ -206,7 +213,7 @@ class Predictor:
                     if part is None:
                         self.chunks[shape] = max((stop - start) // 2, 1)
                         continue
-                    parts.append(part)
+                    parts.append(part.at(slice(stop - start)))
                     start = stop
         evidence = concatenate(parts)
         check_finite(evidence.logits)

@@ -275,3 +275,36 @@ def test_a_model_borrowed_already_is_not_copied_again(monkeypatch):
     assert copied == [model]
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# --- few sizes on a GPU -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [*range(1, 70), 999, 1025, 5000])
+def test_a_gpu_sees_four_sizes_to_the_octave_and_little_in_vain(count):
+    gpu = torch.device("cuda")
+    size = pace.even_size(gpu, count, 10_000)
+    assert count <= size <= 1.25 * count
+    assert size >> max(size.bit_length() - 3, 0) << max(size.bit_length() - 3, 0) == size
+    assert pace.even_size(gpu, count, count) == count
+    assert pace.even_size(CPU, count, 10_000) == count
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_filling_up_a_chunk_changes_no_answer(passes, monkeypatch):
+    images, turns, shown = tiny_images(5), poses(7), []
+
+    def seen(predictor):
+        views = predictor.views(images, torch.arange(5).repeat(2), poses(10))
+        return [predictor(images), views, predictor.all_views(images, turns)]
+
+    model = TinyNet()
+    plain = seen(Predictor(model, chunk=16, mc_passes=passes, features="classifier"))
+    monkeypatch.setattr("headtilt.predictor.even_size", lambda device, count, most: min(-(-count // 8) * 8, most))
+    model.register_forward_pre_hook(lambda module, inputs: shown.append(len(inputs[0])))
+    filled = seen(Predictor(model, chunk=16, mc_passes=passes, features="classifier"))
+    assert {5, 16} <= set(shown)  # the images as they came, and ten views filled up
+    assert 10 not in shown
+    for before, after in zip(plain, filled, strict=True):
+        assert_close(after.logits, before.logits, rtol=1e-5, atol=1e-5)
+        assert_close(after.features, before.features, rtol=1e-5, atol=1e-5)
