@@ -325,6 +325,21 @@ def costs() -> str:
     return grid(head, rows)
 
 
+SHOWN_CONFUSIONS = 6
+
+
+def confused() -> str:
+    """Return which signs the fitted search takes for which, most often first."""
+    report = stored("gtsrb-confusions")
+    if report is None:
+        return f'!!! note "{NEVER}"\n    No results/gtsrb-confusions.json is stored.'
+    pairs = report["most_confused"]["head-features"][:SHOWN_CONFUSIONS]
+    rows = [[true, said, f"{share:.2f}"] for true, said, share in pairs]
+    wrong = 100 - report["methods"]["head-features"]["accuracy"]
+    head = ["tilted sign", "taken for", f"% of all tilted signs ({wrong:.1f} are wrong in all)"]
+    return f"{grid(head, rows)}\n\n{provenance('gtsrb-confusions', report)}"
+
+
 BLOCKS = {
     # A number stays beside its spread.
     "affine": lambda: re.sub(r"(?<=\d) (?=[±(])|(?<=±) ", "\u00a0", affine_table()),
@@ -334,4 +349,5 @@ BLOCKS = {
     "benchmarks": benchmarks,
     "tested": tested,
     "costs": costs,
+    "confused": confused,
 }

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt.baselines.tta import tta
+from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.experiments.evaluate import FIELDS, Evaluation, Network, curve, intervals, summarise
+from headtilt.experiments.evaluate import FIELDS, Evaluation, Network, confusions, curve, intervals, summarise
 from headtilt.experiments.methods import METHODS, Prediction, Setting, build, fitted
 from headtilt.experiments.retrain import MORE
 from headtilt.gate import Promise
@@ -101,6 +102,24 @@ def test_gates_cost_little_upright_and_fitted_searches_help_when_tilted(report):
     for name in ("balanced", "head", "head-features", "accurate"):
         assert methods[f"{name}+gate"]["upright_accuracy"] >= methods["vanilla"]["upright_accuracy"] - 5
     assert methods["fast"]["views_per_image"] * 4 == methods["accurate"]["views_per_image"]
+
+
+def test_the_classes_taken_for_one_another_account_for_the_mistakes(report):
+    for method, found in report["methods"].items():
+        shares = [share for _, _, share in report["most_confused"][method]]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) <= 100 - found["accuracy"] + 1e-9
+        assert all(true != said for true, said, _ in report["most_confused"][method])
+    assert sum(share for *_, share in report["most_confused"]["head-features"]) == pytest.approx(
+        100 - report["methods"]["head-features"]["accuracy"]
+    )  # so few that all are named
+
+
+def test_confusions_are_counted_by_name_also_of_outputs_that_are_no_class_of_the_data():
+    images = torch.zeros(5, 1, 2, 2, dtype=torch.uint8)
+    data = Dataset("letters", images, torch.tensor([0, 1, 1, 2, 0]), ("a", "b", "c"))
+    found = confusions(data, torch.tensor([0, 2, 2, 7, 1]))
+    assert found == {("b", "c"): 2, ("c", "7"): 1, ("a", "b"): 1}
 
 
 # --- the ruler itself -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,7 +38,7 @@ FIELDS = (
     "upright_views_per_image",
     "images_per_second",
 )
-
+CONFUSED = 10  # pairs of classes that a report names
 
 Progress = Callable[[str, int, int], None]
 
@@ -168,6 +169,7 @@ class Evaluation:
         steps = Steps(progress, len(networks) * len(self.methods) * each)
         rows: dict[str, list[dict[str, float | None]]] = {name: [] for name in self.methods}
         rights: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self.methods}
+        mistakes: dict[str, Counter[tuple[str, str]]] = {name: Counter() for name in self.methods}
         curves: dict[str, list[list[float]]] = {name: [] for name in self.methods}
         fit_data = cache(lambda: self._load("fit", self.fit_images))
         for number, network in enumerate(networks):
@@ -179,9 +181,10 @@ class Evaluation:
             for name in self.methods:
                 steps.begin(f"{network.name}: {name}")
                 predict = build(name, setting)
-                row, right = self._measure(predict, tilted, upright, steps)
+                row, right, said = self._measure(predict, tilted, upright, steps)
                 rows[name].append(row)
                 rights[name].append(right)
+                mistakes[name].update(confusions(own, said))
                 curves[name].append(curve(predict, own, self.angles, self.device, network.crop, steps))
         return {
             "dataset": self.dataset,
@@ -194,6 +197,10 @@ class Evaluation:
             **({"models": [network.name for network in self.models]} if self.models else {}),
             "methods": {name: {**summarise(rows[name]), **intervals(rights[name])} for name in self.methods},
             "per_network": rows,
+            "most_confused": {
+                name: [[*pair, 100 * times / len(networks) / len(data)] for pair, times in found.most_common(CONFUSED)]
+                for name, found in mistakes.items()
+            },
             **({"angles": list(self.angles), "accuracy_at_angle": curves} if self.angles else {}),
         }
 
@@ -232,11 +239,12 @@ class Evaluation:
 
     def _measure(
         self, predict: Predict, tilted: TestSet, upright: TestSet, steps: Steps
-    ) -> tuple[dict[str, float | None], tuple[Tensor, Tensor]]:
-        """Return what is reported of one network, and which images it got right, tilted and upright."""
+    ) -> tuple[dict[str, float | None], tuple[Tensor, Tensor], Tensor]:
+        """Return what is reported of one network, which images it got right, tilted and upright, and what it said."""
         predict(tilted.images[:1].to(self.device))  # the first call sets things up, which is not to be timed
-        right, poses, views, seconds = self._walk(predict, tilted, steps)
-        straight, _, upright_views, _ = self._walk(predict, upright, steps)
+        said, poses, views, seconds = self._walk(predict, tilted, steps)
+        said_upright, _, upright_views, _ = self._walk(predict, upright, steps)
+        right, straight = said == tilted.labels, said_upright == upright.labels
         errors: dict[str, float | None] = {"angle_error_deg": None, "frobenius": None, "frobenius_batch128": None}
         if poses is not None:
             errors = pose_errors(poses, tilted.transforms)
@@ -248,21 +256,21 @@ class Evaluation:
             "upright_views_per_image": upright_views,
             "images_per_second": len(tilted) / seconds,
         }
-        return row, (right, straight)
+        return row, (right, straight), said
 
     def _walk(self, predict: Predict, test: TestSet, steps: Steps) -> tuple[Tensor, Tensor | None, float, float]:
-        """Return which answers are right, estimated transforms, mean views and seconds over a test set."""
-        right, views, poses = [], 0.0, []
+        """Return labels, estimated transforms, mean views and seconds over a test set."""
+        said, views, poses = [], 0.0, []
         start = time.perf_counter()
         for rows in torch.arange(len(test)).split(self.batch):
             answer = predict(test.images[rows].to(self.device))
-            right.append(answer.labels.cpu() == test.labels[rows])
+            said.append(answer.labels.cpu())
             views += answer.views * len(rows)
             if answer.perturbation is not None:
                 poses.append(answer.perturbation.cpu())
             steps.advance()
         seconds = time.perf_counter() - start
-        return torch.cat(right), torch.cat(poses) if poses else None, views / len(test), seconds
+        return torch.cat(said), torch.cat(poses) if poses else None, views / len(test), seconds
 
 
 def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
@@ -275,6 +283,13 @@ def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None
         if name.endswith("accuracy"):
             summary[f"{name}_std"] = statistics.pstdev(known) if len(known) > 1 else 0.0
     return summary
+
+
+def confusions(data: Dataset, said: Tensor) -> Counter[tuple[str, str]]:
+    """Return how often which class was taken for which other, by their names; `said` are labels (n,)."""
+    wrong = (said != data.labels).nonzero()[:, 0].tolist()
+    named = [data.classes[label] if label < len(data.classes) else str(label) for label in said.tolist()]
+    return Counter((data.classes[int(data.labels[row])], named[row]) for row in wrong)
 
 
 def intervals(rights: Sequence[tuple[Tensor, Tensor]], *, draws: int = 2000) -> dict[str, list[float]]:
