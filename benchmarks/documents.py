@@ -51,7 +51,8 @@ def main() -> None:
         "balance": {"method": "balance"},
         "head": {},
         "head, asked for the pose": {"recipe": HeadRecipe(pose=0.2)},
-        "head+gate": {"promise": 0.5},
+        "head+gate": {"promise": 1.0},
+        "head+gate, half a point": {"promise": 0.5},
     }
     for name, options in methods.items():
         robust = ht.ITS(model, **ht.documents(), padding=padding)

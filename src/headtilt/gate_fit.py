@@ -33,9 +33,10 @@ DETECTOR_IMAGES = 8192
 # Share of a promise that is spent on the held-out images: those to come may be harder. Chosen on validation images that
 # had no part in the fit, on some of which gates that spent all of it cost more than was promised.
 SPENT = 1 / 2
-# Of upright images with more evidence against their answer than the margin, one in `OVER` or so loses it. From `OVER`
-# times as many held-out images as `ENOUGH` on, what they cost tells more than how they are distributed.
-OVER, ENOUGH = 4, 200
+# Of upright images with more evidence against their answer than the margin, one in `OVER` or so loses it. The more
+# there are beyond `SOME`, the more what they cost tells, and the less how they are distributed.
+OVER, SOME = 4, 50
+ENOUGH = 200  # upright images by which a gate is set: fewer are also searched shifted
 GATE_TILTS = 600  # tilted images by which a gate is set: of few held-out images it looks at more tilts
 
 
@@ -125,7 +126,7 @@ class GateFitter:
         )
         belief = self.looks.second_opinion(images[held_out.cpu()])
         cost = torch.cat([case.cost(belief) for case in straight])
-        margin = self._margin(torch.cat(against[: len(straight)]) @ weights, cost)
+        margin = self._margin(torch.cat(against[: len(straight)]) @ weights, cost, len(held_out))
         kept = [rows @ weights < margin for rows in against]
         exit_at = glance_at = None
         if self.early_exit:
@@ -150,16 +151,17 @@ class GateFitter:
             "upright_leave_early": float(gate.leaves_early(cases[0].bare).float().mean()) * 100,
         }
 
-    def _margin(self, evidence_against: Tensor, cost: Tensor) -> float:
+    def _margin(self, evidence_against: Tensor, cost: Tensor, count: int) -> float:
         """Return the margin that the promise asks for: by what upright images cost, and by how few of them there are.
 
         Args:
-            evidence_against: (n,), of the held-out images as they are.
+            evidence_against: (n,), of the upright held-out images.
             cost: (n,), what a change of their answers costs.
+            count: How many images there are: n, less what is the same image shifted.
         """
         points = SPENT * self.promise.upright
         # A few hundred images may show no loss at all where a few in a hundred others would.
-        share = points / 100 * max(OVER, len(cost) / ENOUGH)
+        share = points / 100 * OVER * max(1, count / SOME)
         return max(margin_for(evidence_against, cost, points), tail_for(evidence_against, share))
 
     def _straight(self, images: Tensor, upright: Evidence, held_out: Tensor) -> list[Case]:
