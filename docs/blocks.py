@@ -187,7 +187,7 @@ def speeds(name: str, networks: dict[str, Any]) -> str:
     if naive:
         parts.append(grid(["network", "dropout passes", "times as fast as the naive way"], naive))
     new = [
-        f"{one['new_sizes']['headtilt_seconds']:.1f} s instead of {one['new_sizes']['bare_seconds']:.1f} s ({network})"
+        f"{one['new_sizes']['headtilt_seconds']:.2f} s instead of {one['new_sizes']['bare_seconds']:.2f} s ({network})"
         for network, one in networks.items()
         if "new_sizes" in one
     ]
