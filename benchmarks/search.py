@@ -242,7 +242,8 @@ def network(case: Case, turns: int, device: str) -> dict[str, Any]:
 def new_sizes(case: Case, device: str) -> dict[str, Any]:
     """Return the seconds for views in numbers not met before, by turns to the bare model and through headtilt.
 
-    A GPU's convolutions are planned for every new number; a gate leaves another one after every batch.
+    A GPU's convolutions are planned for every new number; a gate leaves another one after every batch. The few sizes to
+    which headtilt fills up may have been met in the searches before, as they have in any job but its first batches.
     """
     predictor = ht.ITS(case.model, **ht.fast()).predictor
     views = channels_last(pictures(128, case.shape, device))

@@ -192,11 +192,12 @@ def speeds(name: str, networks: dict[str, Any]) -> str:
         if "new_sizes" in one
     ]
     if new:
-        numbers = next(one["new_sizes"]["numbers"] for one in networks.values())
+        numbers = next(one["new_sizes"]["numbers"] for one in networks.values() if "new_sizes" in one)
         parts.append(
             "A GPU's convolutions are planned anew for each number of views that has not been met, and a gate leaves "
-            f"another one after every batch. headtilt fills views up to one of few numbers. {numbers} numbers not met "
-            f"before, against the bare model called on as many: {', '.join(new)}."
+            f"another one after every batch. headtilt fills views up to one of few numbers, which are soon planned. "
+            f"{numbers} numbers not met before, once searches have run, against the bare model called on as many: "
+            f"{', '.join(new)}."
         )
     if (RESULTS / f"{name}.png").exists():
         parts.append(f"![How the cost grows](../results/{name}.png)")

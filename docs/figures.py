@@ -135,7 +135,6 @@ def _photographs(folder: Path) -> str:
     return (
         f" MobileNetV2 on ImageNet photographs turned by any angle: {after['accuracy']:.1f} "
         f"({after['upright_accuracy']:.1f}) instead of {before['accuracy']:.1f} ({before['upright_accuracy']:.1f}), "
-        f"after a fit on unlabelled photographs with `promise=1`; {ungated['accuracy']:.1f} "
-        f"({ungated['upright_accuracy']:.1f}) without the gate (one network; 95 % interval over images "
-        f"{low:.1f} to {high:.1f})."
+        f"after a fit on unlabelled photographs with `promise=1` (one network; 95 % interval over images {low:.1f} to "
+        f"{high:.1f}); {ungated['accuracy']:.1f} ({ungated['upright_accuracy']:.1f}) without the gate."
     )

@@ -44,7 +44,7 @@ def even_size(device: torch.device, count: int, most: int) -> int:
     """Return how many views to run where `count` are wanted: on a GPU one of few sizes, four to the octave.
 
     cuDNN plans every convolution anew for each batch size that it has not met. A gate that lets some images go leaves
-    another number of views every time; filling them up costs an eighth of the work at the median, and the plans stay.
+    another number of views every time. Filling them up costs a twelfth of the work at the median, a quarter at most.
 
     Args:
         device: A CPU takes any number as it comes.

@@ -287,6 +287,8 @@ def test_a_gpu_sees_four_sizes_to_the_octave_and_little_in_vain(count):
     assert count <= size <= 1.25 * count
     assert size >> max(size.bit_length() - 3, 0) << max(size.bit_length() - 3, 0) == size
     assert pace.even_size(gpu, count, count) == count
+    assert pace.even_size(gpu, count, count - 1) == count
+    assert pace.even_size(gpu, count, count + 1) in (count, count + 1)
     assert pace.even_size(CPU, count, 10_000) == count
 
 

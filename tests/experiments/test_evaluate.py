@@ -120,6 +120,9 @@ def test_confusions_are_counted_by_name_also_of_outputs_that_are_no_class_of_the
     data = Dataset("letters", images, torch.tensor([0, 1, 1, 2, 0]), ("a", "b", "c"))
     found = confusions(data, torch.tensor([0, 2, 2, 7, 1]))
     assert found == {("b", "c"): 2, ("c", "7"): 1, ("a", "b"): 1}
+    network = Network(torch.nn.Identity(), "of many classes", outputs=(5, 3, 1))
+    found = confusions(network.relabelled(data), torch.tensor([5, 1, 2, 0, 9]))
+    assert found == {("b", "c"): 1, ("b", "2"): 1, ("c", "0"): 1, ("a", "9"): 1}
 
 
 # --- the ruler itself -------------------------------------------------------------------------------------------------

@@ -14,10 +14,8 @@ from headtilt import data as ht_data
 from headtilt import fit as fitting
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.evidence import Evidence
-from headtilt.gate import (
-    CautiousGate,
-    Gate,
-)
+from headtilt.gate import CautiousGate, Gate, Promise, tail_for
+from headtilt.gate_fit import GateFitter
 from headtilt.looks import Looks
 from headtilt.predictor import Predictor
 from headtilt.result import concatenate
@@ -53,6 +51,16 @@ def test_a_promise_of_nothing_keeps_every_bare_answer_on_the_held_out_images(mar
         bare = digits_net(kept).argmax(1)
     assert torch.equal(margins[0].search(kept).labels, bare)
     assert margins[0].report["gate"]["upright_answers_changed"] == 0
+
+
+@pytest.mark.parametrize(("count", "copies", "over"), [(20, 1, 4), (20, 4, 4), (50, 1, 4), (200, 1, 16)])
+def test_the_fewer_images_the_more_their_distribution_counts(count, copies, over):
+    """Images that cost nothing would open the gate altogether; shifted copies of them are no more images."""
+    against = torch.rand(count, generator=torch.Generator().manual_seed(0)).repeat(copies)
+    fitter = GateFitter(None, None, None, Promise(1.0))  # type: ignore[arg-type]
+    margin = fitter._margin(against, torch.zeros(len(against)), count)
+    assert margin == tail_for(against, 0.005 * over) > 0
+    assert fitter._margin(against, torch.zeros(len(against)), 2000) == -math.inf
 
 
 def test_few_images_do_not_open_the_gate(digits_net):

@@ -287,9 +287,10 @@ def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None
 
 def confusions(data: Dataset, said: Tensor) -> Counter[tuple[str, str]]:
     """Return how often which class was taken for which other, by their names; `said` are labels (n,)."""
-    wrong = (said != data.labels).nonzero()[:, 0].tolist()
-    named = [data.classes[label] if label < len(data.classes) else str(label) for label in said.tolist()]
-    return Counter((data.classes[int(data.labels[row])], named[row]) for row in wrong)
+    names = dict(enumerate(data.classes))
+    pairs = zip(data.labels.tolist(), said.tolist(), strict=True)
+    # An output of the network that is no class of the data has an empty name or none.
+    return Counter((names[true], names.get(label) or str(label)) for true, label in pairs if true != label)
 
 
 def intervals(rights: Sequence[tuple[Tensor, Tensor]], *, draws: int = 2000) -> dict[str, list[float]]:
