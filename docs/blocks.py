@@ -326,6 +326,26 @@ def costs() -> str:
     return grid(head, rows)
 
 
+def budget() -> str:
+    """Return how accuracy depends on the number of views, for the lattice and for a full grid."""
+    report = stored("budget")
+    if report is None:
+        return f'!!! note "{NEVER}"\n    No results/budget.json is stored.'
+    sets = report["datasets"]
+    kinds = next(iter(sets.values()))["searches"]
+    sides = " × ".join(map(str, report["grid"]))
+    rows = [
+        [f"{kind} views" if kind.startswith("lattice") else f"{kind} views ({sides})"]
+        + [
+            "{accuracy:.1f} ± {accuracy_std:.1f} ({upright_accuracy:.1f})".format(**one["searches"][kind])
+            for one in sets.values()
+        ]
+        for kind in kinds
+    ]
+    head = ["tilted (upright), %", *(f"{SETS[name]}, {one['count']:,} images" for name, one in sets.items())]
+    return f"{grid(head, rows)}\n\n{provenance('budget', report)}"
+
+
 SHOWN_CONFUSIONS = 6
 
 
@@ -351,4 +371,5 @@ BLOCKS = {
     "tested": tested,
     "costs": costs,
     "confused": confused,
+    "budget": budget,
 }
