@@ -10,7 +10,6 @@ with the sum over their views, so that nothing differs but where they look.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -23,15 +22,16 @@ import headtilt as ht
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.experiments.report import metadata, write_json
+from headtilt.fit import HELD_OUT_IMAGES
 from headtilt.groups import Group
 from headtilt.head import HeadRecipe
 from headtilt.models import zoo
+from headtilt.models.train import accuracy
 from headtilt.predictor import Views
 from headtilt.search.joint import matrices
 
 GRID = (24, 3, 3)
 BUDGETS = (216, 72, 54, 36, 18)
-HELD_OUT, BATCH = 2000, 100
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     for seed in range(options.networks):
         robust = fitted(name, zoo.load(f"{name}:{seed}", device=options.device), options)
         for kind, answer in searches(robust).items():
-            right = [accuracy(answer, images.to(options.device), data.labels) for images in (tilted, data.floats())]
+            right = [accuracy(answer, images, data.labels, options.device) for images in (tilted, data.floats())]
             found.setdefault(kind, []).append((right[0], right[1]))
             print(name, seed, kind, *(f"{value:.2f}" for value in right), flush=True)
     return {"count": len(data), "searches": {kind: summary(pairs) for kind, pairs in found.items()}}
@@ -72,7 +72,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def fitted(name: str, model: nn.Module, options: argparse.Namespace) -> ht.ITS:
     """Return a search with a head and no gate."""
     upright = load(name, "fit", limit=options.fit_images).floats()  # type: ignore[arg-type]
-    held_out = load(name, "validation", limit=HELD_OUT).floats()  # type: ignore[arg-type]
+    held_out = load(name, "validation", limit=HELD_OUT_IMAGES).floats()  # type: ignore[arg-type]
     recipe = HeadRecipe(rounds=options.rounds)
     return ht.ITS(model, **ht.accurate(), seed=options.seed).fit(
         upright, held_out=held_out, promise=None, recipe=recipe, seed=options.seed
@@ -80,18 +80,18 @@ def fitted(name: str, model: nn.Module, options: argparse.Namespace) -> ht.ITS:
 
 
 def searches(robust: ht.ITS) -> dict[str, Any]:
-    """Return what answers for each way to look: the grid, and lattices of several budgets."""
+    """Return what gives the logits for each way to look: the grid, and lattices of several budgets."""
     poses = grid(robust.plan.levels)
 
     def by_grid(images: Tensor) -> Tensor:
         views = Views(robust.predictor, images, robust.padding, robust.interpolation, robust.calibrator)
         scores = views.everywhere(poses.to(images)).reshape(len(images), len(poses)).logits
-        return scores.logsumexp(1).argmax(1)
+        return scores.logsumexp(1)
 
-    def by_lattice(budget: int) -> Any:
+    def by_lattice(budget: int) -> ht.ITS:
         other = ht.ITS(robust.model, **{**ht.accurate(), "budget": budget}, gate=None)
         other.calibrator, other.predictor = robust.calibrator, robust.predictor
-        return lambda images: other(images).argmax(1)
+        return other
 
     names = {f"lattice {budget}": by_lattice(budget) for budget in BUDGETS}
     return {f"grid {len(poses)}": by_grid, **names}
@@ -103,13 +103,6 @@ def grid(levels: tuple[Group, ...]) -> Tensor:
     return matrices(levels, torch.cartesian_prod(*axes))
 
 
-@torch.no_grad()
-def accuracy(answer: Any, images: Tensor, labels: Tensor) -> float:
-    """Return the share of right answers in percent."""
-    said = torch.cat([answer(part).cpu() for part in images.split(BATCH)])
-    return 100 * float((said == labels).double().mean())
-
-
 def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Return mean and spread over networks of (tilted, upright), and what each network had."""
     tilted, upright = zip(*pairs, strict=True)
@@ -118,7 +111,7 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
         "accuracy_std": statistics.pstdev(tilted),
         "upright_accuracy": statistics.fmean(upright),
         "upright_accuracy_std": statistics.pstdev(upright),
-        "per_network": json.loads(json.dumps(pairs)),
+        "per_network": pairs,
     }
 
 

@@ -286,7 +286,7 @@ def tail_for(evidence_against: Tensor, share: float) -> float:
 
     Args:
         evidence_against: (n,), weighed evidence against the bare answer of upright images.
-        share: Between 0 and 1.
+        share: At least 0; a fifth or more is no tail, and asks for nothing.
     """
     count = len(evidence_against)
     over = max(count // 5, 1)

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from headtilt.evidence import Evidence
 from headtilt.groups import OneParameterGroup
+from headtilt.result import SearchResult
 from headtilt.wrapper import ITS
 
 Blob = tuple[float, float, float, float]
@@ -186,3 +188,19 @@ def exact(t: float) -> Tensor:
 def ready(**options) -> ITS:
     """A wrapped network that searches quickly."""
     return ITS(TinyNet(), **{"samples": 5, **options})
+
+
+def same(first: SearchResult, second: SearchResult) -> None:
+    """Assert that two results tell the same story."""
+    assert torch.equal(first.labels, second.labels)
+    assert torch.equal(first.views, second.views)
+    assert torch.equal(first.hypotheses.active, second.hypotheses.active)
+    active = first.hypotheses.active
+    assert_close(first.pose, second.pose, rtol=0, atol=1e-5)
+    assert_close(first.logits, second.logits, rtol=1e-4, atol=1e-4)
+    assert_close(first.hypotheses.pose[active], second.hypotheses.pose[active], rtol=0, atol=1e-5)
+    assert_close(first.hypotheses.confidence[active], second.hypotheses.confidence[active], rtol=1e-3, atol=1e-2)
+    assert len(first.trace) == len(second.trace)
+    for one, other in zip(first.trace, second.trace, strict=True):
+        assert torch.equal(one.chosen, other.chosen)
+        assert torch.equal(one.labels[one.active], other.labels[one.active])
