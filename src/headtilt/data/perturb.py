@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from headtilt.groups import (
     Group,
     decompose,
     invert,
+    quarter_turns,
     rotation,
     scale,
     shear_x,
@@ -28,6 +30,9 @@ from headtilt.warp import Padding, warp
 
 Mode = Literal["each", "run", "grid"]
 BATCH = 128  # the batch over which the paper takes its Frobenius norms
+NEARLY_DEGREES, NEARLY_SCALE, NEARLY_PIXELS = 3.0, 0.03, 0.5  # how far from upright is nearly upright, either way
+NEARLY, QUARTERS = 0, 1  # which of a seed's independent streams draws what
+BLOCK = 512  # images that are moved at once
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,11 @@ class Schedule:
 
     drawn: tuple[Group, ...]
     searched: tuple[Group, ...]
+
+    @property
+    def whole_turn(self) -> bool:
+        """Whether it turns images by any angle: only then a quarter turn is something that a search should undo."""
+        return any(group.periodic for group in self.searched)
 
 
 def schedules() -> dict[str, Schedule]:
@@ -82,11 +92,12 @@ def draw(
     result = torch.eye(3, dtype=torch.float64)
     for group in schedule(perturb).drawn:
         unit = torch.rand(1 if mode == "run" else count, generator=generator, dtype=torch.float64)
-        result = result @ group.matrix(_parameters(group, unit, samples if mode == "grid" else None))
+        result = result @ group.matrix(parameters(group, unit, samples if mode == "grid" else None))
     return result.expand(count, 3, 3).float()
 
 
-def _parameters(group: Group, unit: Tensor, samples: int | None) -> Tensor:
+def parameters(group: Group, unit: Tensor, samples: int | None = None) -> Tensor:
+    """Return the group's parameters for even draws `unit` in [0, 1): from its whole range, or from a grid."""
     if samples is not None or isinstance(group, FiniteGroup):
         grid = group.grid(samples or 4)
         return grid[(unit * len(grid)).long()]
@@ -96,6 +107,35 @@ def _parameters(group: Group, unit: Tensor, samples: int | None) -> Tensor:
     return group.low + unit * (group.high - group.low)
 
 
+def derived_seed(seed: int, stream: int) -> int:
+    """Return the seed of a stream of its own: independent of the seed itself and of the other streams."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(stream,))  # what `spawn` would give as child number `stream`
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def draw_nearly(count: int, size: int, seed: int = 0) -> Tensor:
+    """Return transforms (count, 3, 3), float32, that hardly show: ± 3°, ± 3 % in scale, ± half a pixel in x and y.
+
+    Args:
+        count: Number of images.
+        size: Longer side of the images, in pixels.
+        seed: Independent of what `draw` makes of the same seed.
+    """
+    generator = torch.Generator().manual_seed(derived_seed(seed, NEARLY))
+    turn, size_change, *shift = 2 * torch.rand(4, count, generator=generator, dtype=torch.float64) - 1
+    result = rotation().matrix((NEARLY_DEGREES * turn).deg2rad()) @ scale().matrix(
+        torch.log1p(NEARLY_SCALE * size_change)
+    )
+    result[:, :2, 2] = torch.stack(shift, dim=1) * (2 * NEARLY_PIXELS / size)  # the longer side spans [−1, 1]
+    return result.float()
+
+
+def draw_quarters(count: int, seed: int = 0) -> Tensor:
+    """Return how many quarters each image is turned clockwise (count,): 1, 2 or 3, independent of the other draws."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, QUARTERS))
+    return torch.randint(1, 4, (count,), generator=generator)
+
+
 @dataclass(frozen=True, eq=False)
 class TestSet:
     """Perturbed images with their labels and true transforms.
@@ -103,7 +143,7 @@ class TestSet:
     Attributes:
         images: (N, C, H, W), float32 in [0, 1].
         labels: (N,).
-        transforms: (N, 3, 3), what was done to each image.
+        transforms: (N, 3, 3), what was done to each image, in the coordinates of the images as they are here.
     """
 
     __test__ = False  # not a test, whatever pytest thinks of its name
@@ -130,10 +170,55 @@ def perturb_dataset(
     if len(transforms) != len(dataset):
         raise OptionError(f"transforms must be one per image; got {len(transforms)} for {len(dataset)}.")
     parts = []
-    for start in range(0, len(dataset), 512):
-        rows = slice(start, start + 512)
+    for start in range(0, len(dataset), BLOCK):
+        rows = slice(start, start + BLOCK)
         parts.append(centre_crop(warp(dataset.floats(rows), transforms[rows], padding=padding), crop))
-    return TestSet(torch.cat(parts), dataset.labels, transforms)
+    height, width = dataset.images.shape[-2:]
+    return TestSet(torch.cat(parts), dataset.labels, cropped_transforms(transforms, height, width, crop))
+
+
+def cropped_transforms(transforms: Tensor, height: int, width: int, crop: int | None) -> Tensor:
+    """Return transforms (N, 3, 3) of images in the coordinates of their centre square, whose side spans [−1, 1].
+
+    A shift is more of the square than of the image; where the square cannot lie in the very middle, neither does the
+    centre of a rotation.
+    """
+    if crop is None:
+        return transforms
+    longer = max(height, width)
+    to_crop = torch.eye(3, dtype=torch.float64)
+    to_crop[0, 0] = to_crop[1, 1] = longer / crop
+    to_crop[0, 2], to_crop[1, 2] = ((side - crop) % 2 / crop for side in (width, height))
+    return (to_crop @ transforms.double().cpu() @ invert(to_crop)).to(transforms)
+
+
+def turn(images: Tensor, quarters: Tensor) -> Tensor:
+    """Return images (B, C, H, W), each turned clockwise by its count of quarters (B,); no pixel is resampled."""
+    height, width = images.shape[-2:]
+    if height != width and bool((quarters % 2 == 1).any()):
+        raise OptionError(f"a quarter turn needs square images; got {height}×{width}. Crop them to squares.")
+    turned = images.clone()
+    for count in (1, 2, 3):
+        rows = (quarters % 4 == count).to(images.device)
+        turned[rows] = torch.rot90(images[rows], -count, (-2, -1))  # rot90 turns the other way
+    return turned
+
+
+def turn_dataset(dataset: Dataset, quarters: Tensor, *, crop: int | None = None) -> TestSet:
+    """Return the data set turned by whole quarters, its pixels as they are; by none at all it is the upright set.
+
+    Args:
+        dataset: Its images.
+        quarters: (N,), how many quarters each is turned clockwise; see `draw_quarters`.
+        crop: For photographs: side of the centre square, which is cut out first and then turned.
+    """
+    if len(quarters) != len(dataset):
+        raise OptionError(f"quarters must be one per image; got {len(quarters)} for {len(dataset)}.")
+    parts = []
+    for start in range(0, len(dataset), BLOCK):
+        rows = slice(start, start + BLOCK)
+        parts.append(turn(centre_crop(dataset.floats(rows), crop), quarters[rows]))
+    return TestSet(torch.cat(parts), dataset.labels, quarter_turns().matrix(quarters % 4))
 
 
 def pose_errors(estimate: Tensor, truth: Tensor) -> dict[str, float | None]:
@@ -143,7 +228,7 @@ def pose_errors(estimate: Tensor, truth: Tensor) -> dict[str, float | None]:
     paper's Frobenius norm over batches of 128 (partial batches dropped; None where there is no whole one).
     """
     estimate, truth = estimate.double().cpu(), truth.double().cpu()
-    angle = decompose(invert(estimate) @ truth).rotation.abs().rad2deg()
+    angle = angles_left(estimate, truth)
     distance = (estimate - truth).flatten(1).norm(dim=1)
     batches = distance[: len(distance) // BATCH * BATCH].reshape(-1, BATCH)
     return {
@@ -151,3 +236,23 @@ def pose_errors(estimate: Tensor, truth: Tensor) -> dict[str, float | None]:
         "frobenius": float(distance.mean()),
         "frobenius_batch128": float(batches.square().sum(1).sqrt().mean()) if len(batches) else None,
     }
+
+
+def angles_left(estimate: Tensor, truth: Tensor) -> Tensor:
+    """Return the angles (N,) in degrees, 0 to 180, that remain after undoing estimates (N, 3, 3) of the transforms."""
+    return _degrees(invert(estimate.double().cpu()) @ truth.double().cpu()).abs()
+
+
+def quarters_found(estimate: Tensor, truth: Tensor) -> Tensor:
+    """Return where (N,) the rotation of an estimate (N, 3, 3) rounds to the quarter turn that was truly made."""
+    found, true = ((_degrees(transforms) / 90).round() % 4 for transforms in (estimate, truth))
+    return found == true
+
+
+def turned_more(estimate: Tensor, degrees: float) -> Tensor:
+    """Return where (N,) an estimated transform (N, 3, 3) turns by more than so many degrees, either way."""
+    return _degrees(estimate).abs() > degrees
+
+
+def _degrees(transforms: Tensor) -> Tensor:
+    return decompose(transforms.double().cpu()).rotation.rad2deg()

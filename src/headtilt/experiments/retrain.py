@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.data import load as load_data
-from headtilt.data.perturb import schedule
-from headtilt.groups import OneParameterGroup
+from headtilt.data.perturb import parameters, schedule
 from headtilt.models import zoo
 from headtilt.models.train import RECIPES, Recipe, train
 from headtilt.warp import warp
@@ -22,9 +21,8 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Return the batch with each image under its own random rotation, scale and shear, as in the affine test sets."""
     pose = torch.eye(3, device=images.device)
     for group in schedule("affine").drawn:
-        assert isinstance(group, OneParameterGroup)
         unit = torch.rand(len(images), generator=generator, device=images.device)
-        pose = pose @ group.matrix(group.low + unit * (group.high - group.low))
+        pose = pose @ group.matrix(parameters(group, unit))
     return warp(images, pose)
 
 
