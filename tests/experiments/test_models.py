@@ -12,6 +12,7 @@ import headtilt as ht
 from headtilt.data import Dataset, load
 from headtilt.models import zoo
 from headtilt.models.cnn import LargeCNN, SmallCNN
+from headtilt.models.resnet import ResNet
 from headtilt.models.train import RECIPES, Recipe, accuracy, as_floats, make_network, train
 
 QUICK = Recipe("small", 3, 5e-3, 64)
@@ -125,12 +126,13 @@ def test_accuracy_is_the_share_of_right_answers_in_percent():
     assert accuracy(model, images, torch.tensor([0, 1, 0, 1])) == 50
 
 
-def test_networks_are_the_papers_two():
+def test_networks_are_the_papers_two_and_a_resnet():
     assert isinstance(make_network("small", 9, 1, 28), SmallCNN)
     large = make_network("large", 43, 3, 32)
     assert isinstance(large, LargeCNN)
     assert large(torch.zeros(2, 3, 32, 32)).shape == (2, 43)
-    with pytest.raises(ht.OptionError, match="network must be 'small' or 'large'; got 'huge'"):
+    assert isinstance(make_network("resnet", 10, 3, 32), ResNet)
+    with pytest.raises(ht.OptionError, match="network must be one of 'small', 'large', 'resnet'; got 'huge'"):
         make_network("huge", 9, 1, 28)
 
 
@@ -139,7 +141,9 @@ def test_networks_are_the_papers_two():
 
 @pytest.mark.parametrize("spec", ["", "cifar", "digits:x", "digits:-1", "digits:1.5", "Digits", ":0", "digits:0:1"])
 def test_specs_that_name_no_network_are_refused(spec):
-    with pytest.raises(ht.OptionError, match="a zoo network is one of digits, mnist, fashion-mnist, gtsrb, with :SEED"):
+    with pytest.raises(
+        ht.OptionError, match="a zoo network is one of digits, mnist, fashion-mnist, gtsrb, cifar10, with"
+    ):
         zoo.parse(spec)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,8 +14,8 @@ from headtilt.models import zoo
 from headtilt.models.train import RECIPES, Recipe, train
 from headtilt.warp import warp
 
-# Augmented data vary more, so training takes a multiple of the paper's epochs, by kind of network.
-MORE = {"small": 5, "large": 3}
+# Augmented data vary more, so training takes a multiple of the recipe's epochs, by kind of network.
+MORE = {"small": 5, "large": 3, "resnet": 2}
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -27,9 +28,11 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def retrained(name: str, dataset: str, seed: int, device: str, folders: list[Path] | None) -> nn.Module:
-    """Return the network retrained with augmentation ("augmented"), or its last layer alone refitted ("last-layer")."""
-    recipe = RECIPES[dataset]
-    longer = Recipe(recipe.network, recipe.epochs * MORE[recipe.network], min(recipe.learning_rate, 2e-3))
+    """Return the network retrained with augmentation ("augmented"), or its last layer alone refitted ("last-layer").
+
+    The recipe's own upright augmentation comes before the affine one.
+    """
+    longer = _longer(RECIPES[dataset])
     stem = f"{dataset}-{name}-{seed}"
     if name == "augmented":
         return zoo.kept(
@@ -47,11 +50,17 @@ def retrained(name: str, dataset: str, seed: int, device: str, folders: list[Pat
     return zoo.kept(stem, LastLayer(zoo.empty(dataset)), refit, device)
 
 
+def _longer(recipe: Recipe) -> Recipe:
+    # A rate that is never lowered has to be low; one that falls to 0 may stay as high as it was.
+    rate = min(recipe.learning_rate, 2e-3) if recipe.schedule == "constant" else recipe.learning_rate
+    return replace(recipe, epochs=recipe.epochs * MORE[recipe.network], learning_rate=rate)
+
+
 class LastLayer(nn.Module):
     """The network with everything frozen but its last linear layer.
 
     Args:
-        network: One of the paper's two networks.
+        network: One of the zoo's, whose last layer is called `classifier`.
     """
 
     def __init__(self, network: nn.Module) -> None:

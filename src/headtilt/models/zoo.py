@@ -32,6 +32,7 @@ SHAPES = {
     "mnist": Shape(9, 1, 28),
     "fashion-mnist": Shape(10, 1, 28),
     "gtsrb": Shape(43, 3, 32),
+    "cifar10": Shape(10, 3, 32),
 }
 
 
@@ -60,7 +61,7 @@ def load(
     """Return the network of a spec in eval mode: packaged, cached, or trained now and cached.
 
     Args:
-        spec: "digits", "mnist", "fashion-mnist" or "gtsrb", with ":SEED" for a certain one.
+        spec: "digits", "mnist", "fashion-mnist", "gtsrb" or "cifar10", with ":SEED" for a certain one.
         device: Where it should live, and be trained if it must be.
         folders: Where to look for training data.
         progress: Called while training.
@@ -98,7 +99,7 @@ def fresh(
     augment: Augment | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """Return a network trained now, by the paper's recipe or another; interrupted, it goes on where it stopped."""
+    """Return a network trained now, by its data set's recipe or another; interrupted, it goes on where it stopped."""
     data = load_data(name, "train", folders=folders)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
