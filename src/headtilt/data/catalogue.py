@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from headtilt.data import cifar, digits, folder, gtsrb, idx
 from headtilt.data import dataset as parts
-from headtilt.data import digits, folder, gtsrb, idx
 from headtilt.data.dataset import Dataset, sample_indices
 from headtilt.data.fetch import Folders, cache_folder, data_folders, download_gtsrb, download_idx, find, missing
 from headtilt.errors import DataError, OptionError, one_of
 
-NAMES = ("mnist", "fashion-mnist", "gtsrb", "digits", "imagenet-mini")
+NAMES = ("mnist", "fashion-mnist", "gtsrb", "cifar10", "digits", "imagenet-mini")
 VALIDATION_FRACTION, VALIDATION_SEED = 0.1, 0
 
 
@@ -48,12 +48,15 @@ def load(
         root = _find_tree(name, folders)
         return folder.read(root, split, size=size, limit=limit, seed=seed, cache=cache_folder())
     if size is not None and name != "gtsrb":
-        raise OptionError(f"size must be left out for {name}, whose images are all 28×28; got {size!r}.")
+        side = cifar.SIZE if name == "cifar10" else 28
+        raise OptionError(f"size must be left out for {name}, whose images are all {side}×{side}; got {size!r}.")
     half: Literal["train", "test"] = "test" if split == "test" else "train"
     if name == "digits":
         whole = digits.read(half, drop_nines=drop_nines)
     elif name == "gtsrb":
         whole = _load_gtsrb(half, folders, size, download)
+    elif name == "cifar10":
+        whole = _load_cifar(half, folders)
     else:
         whole = _load_idx(idx.SETS[name], half, folders, drop_nines, download)
     if split != "test":
@@ -101,6 +104,15 @@ def _load_gtsrb(half: Literal["train", "test"], folders: Folders, size: int | No
         lambda: [find(gtsrb.PLACES[half], places)], lambda: download_gtsrb(half), "gtsrb", what, places, download
     )
     return gtsrb.read(place, half, size=gtsrb.SIZE if size is None else size, cache=cache_folder())
+
+
+def _load_cifar(half: Literal["train", "test"], folders: Folders) -> Dataset:
+    places = data_folders(folders)
+    place = find(cifar.PLACES[half], places)
+    if place is None:
+        why = "It is not downloaded. The Python version is pickled, so it is not read."
+        raise missing("cifar10", f"the folder {cifar.FOLDER} of the official cifar-10-binary.tar.gz", places, why)
+    return cifar.read(place, half, cache=cache_folder())
 
 
 def _located(

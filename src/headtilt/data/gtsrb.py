@@ -10,18 +10,15 @@ import re
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from headtilt.data import mosaic
 from headtilt.data.cache import cached
 from headtilt.data.dataset import Dataset
 from headtilt.data.decode import decode
 from headtilt.errors import DataError, OptionError, one_of
 
-SIZE = 32
-MOSAIC_COLUMNS = 160
+SIZE = mosaic.SIZE
 SIGNS = (
     "speed limit 20|speed limit 30|speed limit 50|speed limit 60|speed limit 70|speed limit 80|"
     "end of speed limit 80|speed limit 100|speed limit 120|no passing|no passing for trucks|"
@@ -58,17 +55,18 @@ def read(place: str | Path, split: Split = "train", *, size: int = SIZE, cache: 
     """
     one_of("split", split, ("train", "test"))
     place = Path(place)
-    place = place.parent if place.name == "labels.npz" else place
-    if (place / "labels.npz").is_file():
+    place = place.parent if place.name == mosaic.LABELS else place
+    if (place / mosaic.LABELS).is_file():
         if size != SIZE:
             raise OptionError(f"size must be {SIZE} for the mosaics in {place}; got {size}. Use the official images.")
-        return _read_mosaic(place, split, cache)
+        tracks = "track_train" if split == "train" else None
+        return mosaic.read(place, split, "gtsrb", CLASSES, tracks=tracks, cache=cache)
     paths, labels = _list_training(place) if split == "train" else _list_test(place)
-    tracks = torch.tensor([_track(path) for path in paths]) if split == "train" else None
+    numbers = torch.tensor([_track(path) for path in paths]) if split == "train" else None
 
     def build() -> Dataset:
         images = decode(paths, size=size, stretch=True)
-        return Dataset(f"gtsrb-{split}", images, torch.tensor(labels), CLASSES, tracks)
+        return Dataset(f"gtsrb-{split}", images, torch.tensor(labels), CLASSES, numbers)
 
     return cached(cache, f"gtsrb-{split}", paths, build, options={"size": size, "labels": labels})
 
@@ -134,40 +132,3 @@ def _track(path: Path) -> int:
             "be in the training and the validation set at once."
         )
     return int(match[1])
-
-
-def _read_mosaic(folder: Path, split: Split, cache: Path | None) -> Dataset:
-    sources = [folder / f"{split}.jpg", folder / "labels.npz"]
-    if missing := [path for path in sources if not path.is_file()]:
-        raise DataError(f"{missing[0]} is missing beside {sources[1].name}. Put the whole folder there again.")
-
-    def build() -> Dataset:
-        labels = _read_column(sources[1], f"y_{split}")
-        tracks = _read_column(sources[1], "track_train") if split == "train" else None
-        return Dataset(f"gtsrb-{split}", _tiles(sources[0], len(labels)), labels, CLASSES, tracks)
-
-    return cached(cache, f"gtsrb-mosaic-{split}", sources, build)
-
-
-def _read_column(path: Path, name: str) -> Tensor:
-    try:
-        # Opened here: given a name, numpy leaves a broken file open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            values: NDArray[np.int64] = arrays[name].astype(np.int64)
-    except Exception as error:  # zipfile alone raises eight kinds for broken archives, NotImplementedError among them
-        raise DataError(
-            f"{path} must be an npz archive with whole numbers under {name!r}; got {error!r}. Put it there again."
-        ) from error
-    return torch.from_numpy(values)
-
-
-def _tiles(path: Path, count: int) -> Tensor:
-    mosaic = decode([path])[0]
-    rows, rest = divmod(mosaic.shape[1], SIZE)
-    if rest or mosaic.shape[2] != MOSAIC_COLUMNS * SIZE or not 0 < count <= rows * MOSAIC_COLUMNS:
-        raise DataError(
-            f"{path} must be {MOSAIC_COLUMNS} tiles of {SIZE} pixels wide and hold {count} of them; "
-            f"got {mosaic.shape[2]}×{mosaic.shape[1]} pixels. Put it there again."
-        )
-    grid = mosaic.reshape(3, rows, SIZE, MOSAIC_COLUMNS, SIZE).permute(1, 3, 0, 2, 4)
-    return grid.reshape(-1, 3, SIZE, SIZE)[:count].contiguous()
