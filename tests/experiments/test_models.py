@@ -51,6 +51,14 @@ def test_the_same_seed_gives_the_same_weights_and_another_others(few, trained):
     assert not trained.training
 
 
+def test_seeds_below_zero_are_seeds_like_any_other(few):
+    # Python's hash takes -1 for -2, and so did the seeds made of it.
+    short = Recipe("small", 1, 5e-3, 64)
+    first, second, third = (train(fresh(), few.images, few.labels, short, seed=seed) for seed in (-1, -2, -1))
+    assert not torch.equal(weights(first), weights(second))
+    assert torch.equal(weights(first), weights(third))
+
+
 def test_training_learns(few, trained):
     before = accuracy(fresh().eval(), few.images, few.labels)
     assert accuracy(trained, few.images, few.labels) > before + 20

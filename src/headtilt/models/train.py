@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -133,10 +134,10 @@ def train(
     first = _resume(checkpoint, model, optimiser) if checkpoint is not None else 0
     steps = max(len(images) // recipe.batch, 1)
     for epoch in range(first, recipe.epochs):
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(hash((seed, epoch))))
-        generator = torch.Generator(device=images.device).manual_seed(hash((seed, epoch, 1)))
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_derived(seed, epoch, 0)))
+        generator = torch.Generator(device=images.device).manual_seed(_derived(seed, epoch, 1))
         with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
-            torch.manual_seed(hash((seed, epoch, 2)))
+            torch.manual_seed(_derived(seed, epoch, 2))
             for step, batch in enumerate(order.to(device).split(recipe.batch)[:steps]):
                 inputs = as_floats(images[batch])
                 for change in augments:
@@ -181,6 +182,12 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor, device: str | tor
     for rows in torch.arange(len(images)).split(512):
         right += int((model(as_floats(images[rows].to(device))).argmax(1).cpu() == labels[rows].cpu()).sum())
     return 100 * right / len(images)
+
+
+def _derived(seed: int, epoch: int, use: int) -> int:
+    """Return a seed for one use in one epoch; no two of them share one, whatever the run's seed, -1 and -2 included."""
+    sequence = np.random.SeedSequence(seed % 2**64, spawn_key=(epoch, use))
+    return int(sequence.generate_state(1, np.uint64)[0])
 
 
 def _precision(mixed: bool) -> AbstractContextManager[object]:
