@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from headtilt.errors import OptionError, ShapeError, one_of
 from headtilt.groups import invert
 
-Padding = Literal["zeros", "border", "reflection"] | float | tuple[float, ...]
+Padding = Literal["auto", "zeros", "border", "reflection"] | float | tuple[float, ...]
 Interpolation = Literal["bilinear", "nearest", "bicubic"]
+
+Rows = Tensor | slice  # which images of a batch
+WORDS: tuple[Literal["auto", "zeros", "border", "reflection"], ...] = ("auto", "zeros", "border", "reflection")
+FLAT_TOLERANCE = 0.04  # of the range [0, 1]: ten steps of a byte, more than JPEG adds to a plain background
+FLAT_SHARE = 0.75  # of the frame: an object may touch it
 
 
 def warp(
@@ -23,7 +31,8 @@ def warp(
     Args:
         images: (B, C, H, W) raw pixels, floating point. Normalise afterwards: padding is in pixel values.
         poses: (B, 3, 3), or (N, 3, 3) for a single image, which then gives (N, C, H, W).
-        padding: What lies outside: "zeros", "border", "reflection", one number, or one number per channel.
+        padding: What lies outside: "zeros", "border", "reflection", one number, or one number per channel; "auto" goes
+            by each image's own frame: its colour where it has but one (see `frame_colour`), else reflection.
         interpolation: "bilinear", "nearest" or "bicubic".
 
     Convention:
@@ -58,10 +67,12 @@ def warp_all(
         interpolation: See `warp`.
     """
     shape = (len(poses), *images.shape)
-    if images.device.type != "cpu" or not isinstance(padding, str):
+    if images.device.type != "cpu" or not isinstance(padding, str) or (padding == "auto" and is_compiling()):
         views = images.expand(shape).flatten(0, 1)
         each = poses.repeat_interleave(len(images), dim=0)
         return warp(views, each, padding=padding, interpolation=interpolation).reshape(shape)
+    if padding == "auto":
+        return _all_by_frame(images, poses, interpolation)
     # All images as channels of one: where a pixel comes from, and with which weights, is computed once for them all. A
     # GPU, whose threads share out the pixels and not the channels, would idle.
     stack = images.reshape(1, -1, *images.shape[-2:])
@@ -84,12 +95,33 @@ def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
 
 def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Interpolation) -> Tensor:
     """Return `images` (B, C, H, W) read at `grid` (B, H, W, 2), with any padding that `warp` takes."""
-    if isinstance(padding, str):
-        one_of("padding", padding, ("zeros", "border", "reflection"))
-        return F.grid_sample(images, grid, mode=interpolation, padding_mode=padding, align_corners=False)
-    colour = padding_colour(padding, images)
-    shifted = F.grid_sample(images - colour, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
-    return shifted + colour
+    if not isinstance(padding, str):
+        return _on_colour(images, grid, padding_colour(padding, images), interpolation)
+    one_of("padding", padding, WORDS)
+    if padding == "auto":
+        return _by_frame(images, grid, interpolation)
+    return F.grid_sample(images, grid, mode=interpolation, padding_mode=padding, align_corners=False)
+
+
+def frame_colour(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the colour of each image's frame, and whether the frame is flat: of that one colour.
+
+    The frame is the outermost pixels on all four sides, its colour their median in each channel. It is flat where at
+    least `FLAT_SHARE` of them lie within `FLAT_TOLERANCE` of that colour in every channel.
+
+    Args:
+        images: (B, C, H, W), pixels in [0, 1].
+
+    Returns:
+        Colour (B, C) in the images' dtype, flat (B,).
+    """
+    inner = images[..., 1:-1, :]
+    frame = torch.cat([images[..., 0, :], images[..., -1, :], inner[..., 0], inner[..., -1]], dim=-1)
+    count = frame.shape[-1]
+    # The lower median. `median` itself is unknown to ONNX, and refuses a GPU that was told to be deterministic.
+    colour = frame.topk(count // 2 + 1, dim=-1, sorted=False).values.amin(dim=-1)
+    near = ((frame - colour[..., None]).abs() <= FLAT_TOLERANCE).all(dim=1)
+    return colour, near.sum(dim=-1) >= math.ceil(FLAT_SHARE * count)
 
 
 def padding_colour(padding: float | tuple[float, ...], images: Tensor) -> Tensor:
@@ -114,7 +146,7 @@ def padding_values(padding: object) -> Tensor:
 def checked_padding(padding: Any) -> Padding:
     """Return a padding; raise `OptionError` unless it is a word that is known, or finite numbers."""
     if isinstance(padding, str):
-        one_of("padding", padding, ("zeros", "border", "reflection"))
+        one_of("padding", padding, WORDS)
     else:
         padding_values(padding)
     return cast(Padding, padding)
@@ -143,3 +175,59 @@ def all_finite(images: Tensor) -> bool:
 def _pixel_centres(size: int, like: Tensor) -> Tensor:
     """Return the centres of `size` pixels on [−1, 1]."""
     return (2 * torch.arange(size, dtype=like.dtype, device=like.device) + 1) / size - 1
+
+
+def _on_colour(images: Tensor, grid: Tensor, colour: Tensor, interpolation: Interpolation) -> Tensor:
+    """Return images read at a grid, on a ground of a colour (B or 1, C or 1, 1, 1)."""
+    shifted = F.grid_sample(images - colour, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
+    return shifted.add_(colour)
+
+
+def _by_frame(images: Tensor, grid: Tensor, interpolation: Interpolation) -> Tensor:
+    """Return images read at a grid, each on the colour of its frame where that is flat, else mirrored."""
+    colour, flat = frame_colour(images)
+    ground = colour[..., None, None]
+
+    def coloured(rows: Rows) -> Tensor:
+        return _on_colour(images[rows], grid[rows], ground[rows], interpolation)
+
+    def mirrored(rows: Rows) -> Tensor:
+        return resample(images[rows], grid[rows], "reflection", interpolation)
+
+    if is_compiling() or images.device.type != "cpu":
+        # A graph cannot branch on what it sees, and a GPU would have to be waited for: resampling twice is less.
+        return torch.where(flat[:, None, None, None], coloured(slice(None)), mirrored(slice(None)))
+    return _by_kind(flat, coloured, mirrored, 0)
+
+
+def _all_by_frame(images: Tensor, poses: Tensor, interpolation: Interpolation) -> Tensor:
+    """Return what `warp_all` gives with padding "auto" on a CPU: the images of each kind in one call."""
+    exact = images if images.dtype == torch.float64 else images.float()
+    colour, flat = frame_colour(exact)
+    ground = colour[..., None, None]
+
+    def coloured(rows: Rows) -> Tensor:
+        shifted = warp_all(exact[rows] - ground[rows], poses, padding="zeros", interpolation=interpolation)
+        return shifted.add_(ground[rows]).to(images.dtype)
+
+    def mirrored(rows: Rows) -> Tensor:
+        return warp_all(images[rows], poses, padding="reflection", interpolation=interpolation)
+
+    return _by_kind(flat, coloured, mirrored, 1)
+
+
+def _by_kind(flat: Tensor, coloured: Callable[[Rows], Tensor], mirrored: Callable[[Rows], Tensor], axis: int) -> Tensor:
+    """Return what one function makes of the flat rows and another of the rest, put together in order along an axis.
+
+    Args:
+        flat: (B,), which rows are flat.
+        coloured: Given rows, returns a tensor with as many along the axis.
+        mirrored: The same for the others. A function for which there are no rows is not called.
+        axis: Where the rows lie in what the functions return.
+    """
+    some, others = flat.nonzero()[:, 0], (~flat).nonzero()[:, 0]
+    if not len(some) or not len(others):
+        return (coloured if len(some) else mirrored)(slice(None))
+    first = coloured(some)
+    shape = (*first.shape[:axis], len(flat), *first.shape[axis + 1 :])
+    return first.new_empty(shape).index_copy_(axis, some, first).index_copy_(axis, others, mirrored(others))

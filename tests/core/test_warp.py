@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.warp import all_finite, sampling_grid
+from headtilt.warp import all_finite, checked_padding, frame_colour, sampling_grid, warp_all
 
 from .toys import TEMPLATES, render, shrunk, tiny_images
 
@@ -21,7 +21,9 @@ EYE = torch.eye(3, dtype=torch.float64)
 SIZES = {"square": (64, 64), "wide": (48, 96), "tall": (96, 48)}
 every_size = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
 every_interpolation = pytest.mark.parametrize("interpolation", ["bilinear", "nearest", "bicubic"])
-every_padding = pytest.mark.parametrize("padding", ["zeros", "border", "reflection", 0.5, (0.1, 0.2, 0.3)], ids=str)
+every_padding = pytest.mark.parametrize(
+    "padding", ["auto", "zeros", "border", "reflection", 0.5, (0.1, 0.2, 0.3)], ids=str
+)
 
 
 def fitting(size: tuple[int, int]) -> float:
@@ -235,7 +237,7 @@ def test_border_padding_repeats_the_edge():
 @given(pose=poses)
 def test_an_image_of_one_colour_padded_with_it_stays_so(interpolation, pose):
     image = torch.tensor([0.2, 0.6, 0.9])[None, :, None, None].expand(1, 3, 9, 14)
-    for padding in ((0.2, 0.6, 0.9), "border", "reflection"):
+    for padding in ((0.2, 0.6, 0.9), "border", "reflection", "auto"):
         warped = ht.warp(image, pose[None], padding=padding, interpolation=interpolation)
         assert_close(warped, image, rtol=0, atol=1e-5)
 
@@ -271,6 +273,142 @@ def test_interpolations_differ_where_pixels_are_mixed():
     warped = [ht.warp(image, turn(20), interpolation=kind) for kind in ("bilinear", "nearest", "bicubic")]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert float((warped[first] - warped[second]).abs().max()) > 0.01
+
+
+# --- padding by the frame ---------------------------------------------------------------------------------------------
+
+
+def noise(count: int, height: int = 12, width: int = 17, channels: int = 3) -> torch.Tensor:
+    """Images without any plain part, as photographs are at their worst; float64."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.rand(count, channels, height, width, generator=generator, dtype=torch.float64)
+
+
+def framed(images: torch.Tensor, colour: object) -> torch.Tensor:
+    """The images with their outermost pixels painted over; a colour is a number, or (C, 1)."""
+    images, paint = images.clone(), torch.as_tensor(colour, dtype=images.dtype)
+    images[..., 0, :] = images[..., -1, :] = images[..., 0] = images[..., -1] = paint
+    return images
+
+
+def turns(count: int) -> torch.Tensor:
+    return ht.rotation().matrix(torch.linspace(0.4, 2.4, count, dtype=torch.float64))
+
+
+@every_interpolation
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("paint", "padding"), [(0.0, "zeros"), (1.0, 1.0), (0.37, 0.37), (None, "reflection")], ids=str
+)
+def test_auto_goes_on_with_the_colour_of_the_frame_and_mirrors_where_there_is_no_one_colour(
+    paint, padding, channels, interpolation
+):
+    images = noise(3, channels=channels)
+    images = images if paint is None else framed(images, paint)
+    auto = ht.warp(images, turns(3), padding="auto", interpolation=interpolation)
+    assert torch.equal(auto, ht.warp(images, turns(3), padding=padding, interpolation=interpolation))
+
+
+def test_auto_knows_a_colour_of_three_channels():
+    colour = (0.2, 0.5, 0.9)
+    image = framed(noise(1), torch.tensor(colour)[:, None].double())
+    assert_close(frame_colour(image)[0], torch.tensor([colour]).double(), rtol=0, atol=1e-7)
+    assert_close(ht.warp(image, turns(1), padding="auto"), ht.warp(image, turns(1), padding=colour), rtol=0, atol=1e-6)
+
+
+def test_the_colour_of_a_frame_is_the_median_of_its_outermost_pixels():
+    images = noise(4, 9, 14)
+    ring = torch.ones(9, 14, dtype=torch.bool)
+    ring[1:-1, 1:-1] = False
+    colour, flat = frame_colour(images)
+    assert torch.equal(colour, images[..., ring].median(dim=-1).values)
+    assert not flat.any()
+
+
+def test_a_quarter_of_the_frame_may_differ_and_no_more():
+    images = framed(noise(2, 11, 11), 0.0)  # 40 pixels of frame
+    images[0, :, 0, :10] = 1
+    images[1, :, 0, :11] = 1
+    assert frame_colour(images)[1].tolist() == [True, False]
+
+
+def test_the_noise_of_jpeg_does_not_spoil_a_flat_frame_and_a_gradient_does():
+    wobble = (noise(1) - 0.5) * 0.07
+    noisy = 0.5 + wobble
+    slope = torch.linspace(0, 1, 17, dtype=torch.float64).expand_as(noisy)
+    assert frame_colour(torch.cat([noisy, slope]))[1].tolist() == [True, False]
+
+
+def test_a_pixel_counts_as_of_the_frame_s_colour_only_if_every_channel_does():
+    image = framed(noise(1), 0.5)
+    image[:, 2, 0], image[:, 2, -1] = 0.0, 1.0
+    assert frame_colour(image)[1].tolist() == [False]
+    assert frame_colour(image[:, :2])[1].tolist() == [True]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1), (2, 2)], ids=str)
+def test_the_smallest_images_have_a_frame_too(size):
+    colour, flat = frame_colour(torch.full((1, 1, *size), 0.3))
+    assert_close(colour, torch.tensor([[0.3]]))
+    assert flat.tolist() == [True]
+
+
+@every_interpolation
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_under_auto_an_image_does_not_depend_on_its_batch(dtype, interpolation):
+    images = noise(5).to(dtype)
+    images[1], images[3] = framed(images[1], 0.0), framed(images[3], 0.8)
+    options = {"padding": "auto", "interpolation": interpolation}
+    together = ht.warp(images, turns(5), **options)
+    alone = [ht.warp(images[row : row + 1], turns(5)[row : row + 1], **options) for row in range(5)]
+    assert together.dtype == dtype
+    assert torch.equal(together, torch.cat(alone))
+    everywhere = warp_all(images, turns(4), **options)
+    each = [ht.warp(images, pose.expand(5, 3, 3), **options) for pose in turns(4)]
+    assert torch.equal(everywhere, torch.stack(each))
+    for kind in ([1, 3], [0, 2, 4]):
+        assert torch.equal(warp_all(images[kind], turns(4), **options), everywhere[:, kind])
+
+
+def test_under_auto_one_image_gives_a_view_for_each_pose():
+    image = framed(noise(1), 1.0)
+    views = ht.warp(image, turns(6), padding="auto")
+    assert torch.equal(views, ht.warp(image.expand(6, -1, -1, -1), turns(6), padding=1.0))
+
+
+def test_gradients_pass_through_auto_in_a_mixed_batch():
+    images = noise(2)
+    images[0] = framed(images[0], 0.0)
+    images.requires_grad_()
+    ht.warp(images, turns(2), padding="auto").sum().backward()
+    assert torch.equal(images.grad.flatten(1).abs().sum(1) > 0, torch.tensor([True, True]))
+
+
+class Turning(torch.nn.Module):
+    """Turns images by 0.7, as a search within a graph does."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pose = ht.rotation().matrix(torch.tensor(0.7)).expand(images.shape[0], 3, 3)
+        return ht.warp(images, pose, padding="auto")
+
+
+def test_auto_is_the_same_in_an_exported_graph_whatever_the_batch_it_was_exported_with():
+    images = noise(5).float()
+    images[1], images[3] = framed(images[1], 0.0), framed(images[3], 0.8)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(
+        Turning(), (torch.zeros(2, *images.shape[1:]),), dynamic_shapes={"images": {0: batch}}, strict=False
+    )
+    graph = program.module()
+    assert_close(graph(images), Turning()(images), rtol=0, atol=1e-6)
+    assert_close(graph(images[:1]), Turning()(images[:1]), rtol=0, atol=1e-6)
+
+
+def test_auto_is_a_padding_and_other_words_are_not():
+    assert checked_padding("auto") == "auto"
+    for call in (checked_padding, lambda word: ht.warp(noise(1), turns(1), padding=word)):
+        with pytest.raises(ht.OptionError, match="padding must be one of 'auto', 'zeros', 'border', 'reflection'"):
+            call("automatic")
 
 
 # --- batches, dtypes, purity ------------------------------------------------------------------------------------------
