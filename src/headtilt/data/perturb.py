@@ -198,7 +198,7 @@ def turn(images: Tensor, quarters: Tensor) -> Tensor:
     if height != width and bool((quarters % 2 == 1).any()):
         raise OptionError(f"a quarter turn needs square images; got {height}×{width}. Crop them to squares.")
     turned = images.clone()
-    for count in (1, 2, 3):
+    for count in (quarters % 4).unique().tolist():
         rows = (quarters % 4 == count).to(images.device)
         turned[rows] = torch.rot90(images[rows], -count, (-2, -1))  # rot90 turns the other way
     return turned
