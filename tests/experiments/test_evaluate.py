@@ -11,11 +11,22 @@ import torch
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt.baselines import orient
 from headtilt.baselines.tta import tta
 from headtilt.data.dataset import Dataset
-from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.experiments.evaluate import FIELDS, Evaluation, Network, confusions, curve, intervals, summarise
-from headtilt.experiments.methods import METHODS, Prediction, Setting, build, fitted
+from headtilt.data.perturb import draw, draw_nearly, draw_quarters, perturb_dataset, turn_dataset
+from headtilt.experiments.evaluate import (
+    CONDITIONS,
+    FIELDS,
+    POSES,
+    Evaluation,
+    Network,
+    confusions,
+    curve,
+    intervals,
+    summarise,
+)
+from headtilt.experiments.methods import METHODS, Prediction, Setting, ask, build, fitted, reads_fit_images
 from headtilt.experiments.retrain import MORE
 from headtilt.gate import Promise
 from headtilt.head import HeadRecipe
@@ -37,6 +48,7 @@ def report() -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "digits", Recipe("small", 1))
         patch.setitem(MORE, "small", 1)
+        patch.setattr(orient, "EXAMPLES", 2000)
         yield evaluation(*METHODS).run()
 
 
@@ -46,9 +58,9 @@ def report() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_and_reports_every_field(report, method):
     found = report["methods"][method]
-    added = {f"{name}_{what}" for name in ("accuracy", "upright_accuracy") for what in ("std", "interval")}
+    added = {f"{name}_{what}" for name in CONDITIONS.values() for what in ("std", "interval")}
     assert set(found) == {*FIELDS, *added}
-    for name in ("accuracy", "upright_accuracy"):
+    for name in CONDITIONS.values():
         assert found[f"{name}_interval"][0] <= found[name] <= found[f"{name}_interval"][1]
         assert 0 <= found[name] <= 100
         assert found[name] * 40 / 100 == pytest.approx(round(found[name] * 40 / 100))
@@ -62,12 +74,13 @@ def test_every_method_runs_and_reports_every_field(report, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_pose_errors_are_null_where_a_method_says_nothing_of_poses(report, method):
     found = report["methods"][method]
-    assert (found["frobenius"] is None) == (method in SILENT)
-    assert (found["angle_error_deg"] is None) == (method in SILENT)
+    for name in POSES:
+        assert name == "frobenius_batch128" or (found[name] is None) == (method in SILENT)
     assert found["frobenius_batch128"] is None  # forty images fill no batch of 128
 
 
 def test_the_report_says_what_was_measured(report):
+    assert report["conditions"] == list(CONDITIONS)
     assert {key: report[key] for key in ("dataset", "perturb", "seed", "count", "networks", "split", "mode")} == {
         "dataset": "digits",
         "perturb": "rotation",
@@ -84,8 +97,12 @@ def test_the_numbers_are_those_of_the_bare_model_and_of_test_time_augmentation(r
 
     data = load("digits", "test", limit=40)
     test = perturb_dataset(data, draw("rotation", 40))
+    nearly, quarter = perturb_dataset(data, draw_nearly(40, 28)), turn_dataset(data, draw_quarters(40))
     bare = report["methods"]["vanilla"]
     assert bare["accuracy"] == pytest.approx(accuracy(digits_net, test.images, test.labels))
+    assert bare["nearly_accuracy"] == pytest.approx(accuracy(digits_net, nearly.images, nearly.labels))
+    assert bare["quarter_accuracy"] == pytest.approx(accuracy(digits_net, quarter.images, quarter.labels))
+    assert (bare["quarter_found"], bare["upright_turned"]) == (0, 0)
     assert bare["upright_accuracy"] == pytest.approx(accuracy(digits_net, data.images, data.labels))
     assert bare["views_per_image"] == 1
     for merge in ("mean", "max"):
@@ -93,6 +110,52 @@ def test_the_numbers_are_those_of_the_bare_model_and_of_test_time_augmentation(r
         right = float((merged.argmax(1) == test.labels).float().mean()) * 100
         assert report["methods"][f"tta-{merge}"]["accuracy"] == pytest.approx(right)
         assert report["methods"][f"tta-{merge}"]["views_per_image"] == 17
+
+
+def test_the_oracle_is_right_about_poses_and_nearly_as_good_as_upright(report):
+    found = report["methods"]["oracle"]
+    assert found["angle_error_deg"] == pytest.approx(0, abs=1e-3)
+    assert (found["angle_within_15"], found["quarter_found"], found["upright_turned"]) == (100, 100, 0)
+    assert found["frobenius"] == found["upright_turned"] == 0
+    upright = report["methods"]["vanilla"]["upright_accuracy"]
+    for name in CONDITIONS.values():
+        assert found[name] >= upright - 5
+    assert found["quarter_accuracy"] == found["upright_accuracy"] == upright, "no pixel is lost"
+    assert found["views_per_image"] == 1
+
+
+def test_orienting_first_helps_with_two_views(report):
+    found, bare = report["methods"]["orient"], report["methods"]["vanilla"]
+    assert found["accuracy"] > bare["accuracy"] + 20
+    assert found["quarter_accuracy"] > bare["quarter_accuracy"] + 20
+    assert (found["views_per_image"], found["upright_views_per_image"]) == (2, 2)
+
+
+def test_what_is_said_of_poses_agrees_with_the_median(report):
+    for method, found in report["methods"].items():
+        if method not in SILENT:
+            assert (found["angle_within_15"] >= 50) == (found["angle_error_deg"] <= 15), method
+
+
+@pytest.mark.parametrize("perturb", ["scale", "shear", "translation"])
+def test_without_a_whole_turn_there_are_no_quarters(perturb):
+    report = evaluation("vanilla", "oracle", perturb=perturb).run()
+    assert report["conditions"] == ["tilted", "upright", "nearly"]
+    for found in report["methods"].values():
+        for name in ("quarter_accuracy", "quarter_accuracy_std", "quarter_accuracy_interval", "quarter_found"):
+            assert found[name] is None
+        assert found["nearly_accuracy"] > 80
+
+
+def test_images_that_are_not_square_have_no_quarters(digits_net, monkeypatch, digits):
+    narrow = Dataset("narrow", digits.images[:8, :, :, 4:24], digits.labels[:8], digits.classes)
+    monkeypatch.setattr(Evaluation, "_load", lambda self, split, limit: narrow)
+    wide = Network(lambda images: digits_net(torch.nn.functional.pad(images, (4, 4))), "narrow")
+    told = []
+    report = evaluation("vanilla", models=(wide,)).run(lambda *args: told.append(args))
+    assert "quarter" not in report["conditions"]
+    assert report["methods"]["vanilla"]["quarter_accuracy"] is None
+    assert told[-1][1:] == (3, 3)
 
 
 def test_gates_cost_little_upright_and_fitted_searches_help_when_tilted(report):
@@ -157,7 +220,7 @@ def test_several_networks_are_averaged():
         assert len(rows) == 3
         assert len(set(rows)) > 1
         assert found["methods"][method]["accuracy"] == pytest.approx(statistics.fmean(rows))
-        assert found["methods"][method]["accuracy_std"] == pytest.approx(statistics.pstdev(rows))
+        assert found["methods"][method]["accuracy_std"] == pytest.approx(statistics.stdev(rows))
 
 
 def test_a_summary_holds_means_and_the_spread_of_accuracies():
@@ -167,10 +230,10 @@ def test_a_summary_holds_means_and_the_spread_of_accuracies():
         {**empty, "accuracy": 70.0, "upright_accuracy": 90.0, "frobenius": 2.0, "views_per_image": 30.0},
     ]
     found = summarise(rows)
-    assert (found["accuracy"], found["accuracy_std"]) == (60, 10)
+    assert (found["accuracy"], found["accuracy_std"]) == (60, pytest.approx(200**0.5))
     assert (found["upright_accuracy"], found["upright_accuracy_std"]) == (90, 0)
     assert (found["frobenius"], found["views_per_image"]) == (1.5, 20)
-    assert found["angle_error_deg"] is None
+    assert found["angle_error_deg"] is found["quarter_accuracy"] is found["quarter_accuracy_std"] is None
     assert summarise(rows[:1])["accuracy_std"] == 0
 
 
@@ -189,6 +252,7 @@ def test_progress_reaches_its_end():
     done = [(done, total) for what, done, total in told if what.startswith("digits:0")]
     assert all(0 <= step <= total for step, total in done)
     assert [step for step, _ in done] == sorted(step for step, _ in done)
+    assert done[-1] == (8, 8), "two methods in four conditions"
 
 
 @pytest.mark.parametrize(
@@ -196,6 +260,7 @@ def test_progress_reaches_its_end():
     [
         ({"methods": ("magic",)}, "method must be one of vanilla, .*; got 'magic'"),
         ({"perturb": "wobble"}, "perturb must be one of"),
+        ({"mode": "all"}, "mode must be one of 'each', 'run', 'grid'; got 'all'"),
         ({"networks": 0}, "networks must be a whole number of at least 1"),
     ],
     ids=str,
@@ -239,6 +304,37 @@ def setting(digits_net) -> Setting:
 def test_a_method_that_does_not_exist_is_refused(setting):
     with pytest.raises(ht.OptionError, match=r"method must be one of vanilla, .*; got 'magic'"):
         build("magic", setting)
+
+
+def test_the_oracle_undoes_what_it_is_told_and_refuses_to_guess(setting, digits):
+    test = turn_dataset(digits.subset(range(20)), torch.full((20,), 2))
+    oracle, bare = build("oracle", setting), build("vanilla", setting)
+    told = ask(oracle, test.images, test.transforms)
+    assert torch.equal(told.labels, bare(digits.floats(range(20))).labels)
+    assert torch.equal(told.perturbation, test.transforms)
+    assert torch.equal(ask(bare, test.images, test.transforms).labels, bare(test.images).labels)
+    with pytest.raises(ht.OptionError, match="oracle must be told the true transforms of its 20 images"):
+        oracle(test.images)
+
+
+def test_the_oracle_pads_as_the_setting_says(digits):
+    seen = []
+
+    def model(images):
+        seen.append(images.min())
+        return images.flatten(1)[:, :3]
+
+    images = torch.ones(2, 1, 8, 8)
+    for padding in ("border", "zeros"):
+        oracle = build("oracle", Setting(model, (ht.rotation(),), lambda: images, padding=padding))
+        ask(oracle, images, ht.rotation().matrix(torch.tensor([0.7, 0.7])))
+    assert float(min(seen[: len(seen) // 2])) == pytest.approx(1)
+    assert float(min(seen)) == 0
+
+
+def test_methods_that_read_the_fit_images_are_known():
+    assert {name for name in METHODS if not reads_fit_images(name)} >= {"vanilla", "oracle", "tta-max", "augmented"}
+    assert all(reads_fit_images(name) for name in ("orient", "balanced", "head+gate", "fast"))
 
 
 def test_methods_that_differ_in_search_or_gate_alone_share_one_calibrator(setting, monkeypatch):
@@ -295,12 +391,15 @@ def test_augmentation_may_use_another_group(digits_net, digits):
 
 def test_intervals_over_images_hold_the_mean_and_shrink_with_their_number():
     right = torch.arange(400) % 4 != 0
-    few, many = intervals([(right[:40], right)]), intervals([(right, right), (right, right)])
+    few = intervals([{"tilted": right[:40], "upright": right}])
+    many = intervals([{"tilted": right, "upright": right}] * 2)
     for found in (few, many):
         assert found["accuracy_interval"][0] < 75 < found["accuracy_interval"][1]
-    width = {name: high - low for name, (low, high) in few.items()}
+    width = {name: found[1] - found[0] for name, found in few.items() if found is not None}
     assert width["accuracy_interval"] > 2 * width["upright_accuracy_interval"]
-    assert intervals([(torch.ones(9), torch.zeros(9))]) == {
+    assert intervals([{"tilted": torch.ones(9), "upright": torch.zeros(9), "nearly": torch.ones(9)}]) == {
         "accuracy_interval": [100.0, 100.0],
         "upright_accuracy_interval": [0.0, 0.0],
+        "nearly_accuracy_interval": [100.0, 100.0],
+        "quarter_accuracy_interval": None,
     }

@@ -5,20 +5,33 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from headtilt.data import load as load_data
 from headtilt.data.dataset import Dataset
-from headtilt.data.perturb import Mode, TestSet, draw, perturb_dataset, pose_errors, schedule
-from headtilt.errors import DataError, OptionError, at_least
-from headtilt.experiments.methods import METHODS, Predict, Setting, build, check_method
+from headtilt.data.perturb import (
+    Mode,
+    TestSet,
+    angles_left,
+    draw,
+    draw_nearly,
+    draw_quarters,
+    perturb_dataset,
+    pose_errors,
+    quarters_found,
+    schedule,
+    turn_dataset,
+    turned_more,
+)
+from headtilt.errors import DataError, OptionError, at_least, one_of
+from headtilt.experiments.methods import METHODS, Predict, Setting, ask, build, check_method
 from headtilt.experiments.retrain import retrained
 from headtilt.fit import HELD_OUT_IMAGES
 from headtilt.gate import Promise
@@ -28,12 +41,18 @@ from headtilt.models import zoo
 from headtilt.predictor import Predictor
 from headtilt.warp import Padding
 
+# Each condition, and what its accuracy is called. The order is that of the bootstrap's draws: add at the end.
+CONDITIONS = {
+    "tilted": "accuracy",
+    "upright": "upright_accuracy",
+    "nearly": "nearly_accuracy",
+    "quarter": "quarter_accuracy",
+}
+WITHIN, TURNED = 15, 10  # degrees: left of a tilt that counts as undone; of an upright image that counts as turned
+POSES = ("angle_error_deg", "angle_within_15", "frobenius", "frobenius_batch128", "quarter_found", "upright_turned")
 FIELDS = (
-    "accuracy",
-    "upright_accuracy",
-    "angle_error_deg",
-    "frobenius",
-    "frobenius_batch128",
+    *CONDITIONS.values(),
+    *POSES,
     "views_per_image",
     "upright_views_per_image",
     "images_per_second",
@@ -103,8 +122,32 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """What a method said of a test set.
+
+    Attributes:
+        right: (n,), whether its label is right.
+        labels: (n,), what it said.
+        poses: (n, 3, 3), how it thinks each image was transformed; None where it does not say.
+        views: Views per image.
+        seconds: For all of them.
+    """
+
+    right: Tensor
+    labels: Tensor
+    poses: Tensor | None
+    views: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """What to measure.
+    """What to measure, in four conditions.
+
+    *upright* images are as they are; *nearly* upright ones are off by ± 3°, ± 3 % in scale and ± half a pixel, so that
+    all of them are resampled; *tilted* ones are perturbed by the schedule; *quarter* ones are turned by exactly 90°,
+    180° or 270°, no pixel resampled. There are none of the last where the schedule has no whole turn, or where what
+    the network sees is not square.
 
     Attributes:
         dataset: Name or folder.
@@ -155,6 +198,7 @@ class Evaluation:
         for name in self.methods:
             check_method(name)
         schedule(self.perturb)
+        one_of("mode", self.mode, get_args(Mode))
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """Return the report: mean and spread over networks for every method.
@@ -163,28 +207,27 @@ class Evaluation:
             progress: Called with (what is being measured, steps done, steps in all).
         """
         data = self._load(self.split, self.limit)
-        transforms = draw(self.perturb, len(data), seed=self.seed, mode=self.mode)
         networks = self.models or tuple(self._zoo(seed, progress) for seed in range(self.networks))
-        each = 2 * -(-len(data) // self.batch) + len(self.angles)
-        steps = Steps(progress, len(networks) * len(self.methods) * each)
+        each = [self._conditions(data, network) for network in networks]
+        walks = sum(-(-len(data) // self.batch) * len(names) + len(self.angles) for names in each)
+        steps = Steps(progress, len(self.methods) * walks)
         rows: dict[str, list[dict[str, float | None]]] = {name: [] for name in self.methods}
-        rights: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self.methods}
+        rights: dict[str, list[dict[str, Tensor]]] = {name: [] for name in self.methods}
         mistakes: dict[str, Counter[tuple[str, str]]] = {name: Counter() for name in self.methods}
         curves: dict[str, list[list[float]]] = {name: [] for name in self.methods}
         fit_data = cache(lambda: self._load("fit", self.fit_images))
         for number, network in enumerate(networks):
             own = network.relabelled(data)
-            upright = perturb_dataset(own, torch.eye(3).expand(len(data), 3, 3), crop=network.crop)
-            tilted = perturb_dataset(own, transforms, crop=network.crop)
-            network.check(tilted.images[:1].to(self.device), own.classes)
+            tests = {name: self._test(name, own, network.crop) for name in each[number]}
+            network.check(tests["tilted"].images[:1].to(self.device), own.classes)
             setting = self._setting(network, number, fit_data)
             for name in self.methods:
                 steps.begin(f"{network.name}: {name}")
                 predict = build(name, setting)
-                row, right, said = self._measure(predict, tilted, upright, steps)
-                rows[name].append(row)
-                rights[name].append(right)
-                mistakes[name].update(confusions(own, said))
+                found = self._measure(predict, tests, steps)
+                rows[name].append(row(found, tests))
+                rights[name].append({condition: walk.right for condition, walk in found.items()})
+                mistakes[name].update(confusions(own, found["tilted"].labels))
                 curves[name].append(curve(predict, own, self.angles, self.device, network.crop, steps))
         return {
             "dataset": self.dataset,
@@ -194,6 +237,7 @@ class Evaluation:
             "networks": len(networks),
             "split": self.split,
             "mode": self.mode,
+            "conditions": [name for name in CONDITIONS if all(name in names for names in each)],
             **({"models": [network.name for network in self.models]} if self.models else {}),
             "methods": {name: {**summarise(rows[name]), **intervals(rights[name])} for name in self.methods},
             "per_network": rows,
@@ -237,51 +281,79 @@ class Evaluation:
             else lambda name: retrained(name, self.dataset, number, self.device, self.folders),
         )
 
-    def _measure(
-        self, predict: Predict, tilted: TestSet, upright: TestSet, steps: Steps
-    ) -> tuple[dict[str, float | None], tuple[Tensor, Tensor], Tensor]:
-        """Return what is reported of one network, which images it got right, tilted and upright, and what it said."""
-        predict(tilted.images[:1].to(self.device))  # the first call sets things up, which is not to be timed
-        said, poses, views, seconds = self._walk(predict, tilted, steps)
-        said_upright, _, upright_views, _ = self._walk(predict, upright, steps)
-        right, straight = said == tilted.labels, said_upright == upright.labels
-        errors: dict[str, float | None] = {"angle_error_deg": None, "frobenius": None, "frobenius_batch128": None}
-        if poses is not None:
-            errors = pose_errors(poses, tilted.transforms)
-        row = {
-            "accuracy": 100 * float(right.double().mean()),
-            "upright_accuracy": 100 * float(straight.double().mean()),
-            **errors,
-            "views_per_image": views,
-            "upright_views_per_image": upright_views,
-            "images_per_second": len(tilted) / seconds,
-        }
-        return row, (right, straight), said
+    def _conditions(self, data: Dataset, network: Network) -> tuple[str, ...]:
+        """Return the conditions that mean something for what a network sees."""
+        height, width = data.images.shape[-2:]
+        square = network.crop is not None or height == width
+        turns = schedule(self.perturb).whole_turn and square
+        return tuple(name for name in CONDITIONS if name != "quarter" or turns)
 
-    def _walk(self, predict: Predict, test: TestSet, steps: Steps) -> tuple[Tensor, Tensor | None, float, float]:
-        """Return labels, estimated transforms, mean views and seconds over a test set."""
+    def _test(self, condition: str, data: Dataset, crop: int | None) -> TestSet:
+        """Return the images in one condition."""
+        count = len(data)
+        if condition == "upright":
+            return turn_dataset(data, torch.zeros(count, dtype=torch.long), crop=crop)
+        if condition == "quarter":
+            return turn_dataset(data, draw_quarters(count, self.seed), crop=crop)
+        if condition == "nearly":
+            return perturb_dataset(data, draw_nearly(count, max(data.images.shape[-2:]), self.seed), crop=crop)
+        return perturb_dataset(data, draw(self.perturb, count, seed=self.seed, mode=self.mode), crop=crop)
+
+    def _measure(self, predict: Predict, tests: Mapping[str, TestSet], steps: Steps) -> dict[str, Walk]:
+        """Return what a method says in each condition."""
+        first = tests["tilted"]
+        # The first call sets things up, which is not to be timed.
+        ask(predict, first.images[:1].to(self.device), first.transforms[:1].to(self.device))
+        return {condition: self._walk(predict, test, steps) for condition, test in tests.items()}
+
+    def _walk(self, predict: Predict, test: TestSet, steps: Steps) -> Walk:
+        """Return what a method says of a test set, batch by batch."""
         said, views, poses = [], 0.0, []
         start = time.perf_counter()
         for rows in torch.arange(len(test)).split(self.batch):
-            answer = predict(test.images[rows].to(self.device))
+            answer = ask(predict, test.images[rows].to(self.device), test.transforms[rows].to(self.device))
             said.append(answer.labels.cpu())
             views += answer.views * len(rows)
             if answer.perturbation is not None:
                 poses.append(answer.perturbation.cpu())
             steps.advance()
         seconds = time.perf_counter() - start
-        return torch.cat(said), torch.cat(poses) if poses else None, views / len(test), seconds
+        labels = torch.cat(said)
+        found = torch.cat(poses) if poses else None
+        return Walk(labels == test.labels, labels, found, views / len(test), seconds)
+
+
+def row(walks: Mapping[str, Walk], tests: Mapping[str, TestSet]) -> dict[str, float | None]:
+    """Return what is reported of one method with one network, by the names in `FIELDS`; None for what is not known."""
+    tilted, upright, quarter = walks["tilted"], walks["upright"], walks.get("quarter")
+    found: dict[str, float | None] = dict.fromkeys(FIELDS)
+    found |= {CONDITIONS[condition]: percent(walk.right) for condition, walk in walks.items()}
+    if tilted.poses is not None:
+        truth = tests["tilted"].transforms
+        found |= pose_errors(tilted.poses, truth)
+        found["angle_within_15"] = percent(angles_left(tilted.poses, truth) <= WITHIN)
+    if quarter is not None and quarter.poses is not None:
+        found["quarter_found"] = percent(quarters_found(quarter.poses, tests["quarter"].transforms))
+    if upright.poses is not None:
+        found["upright_turned"] = percent(turned_more(upright.poses, TURNED))
+    found["views_per_image"], found["upright_views_per_image"] = tilted.views, upright.views
+    found["images_per_second"] = len(tilted.right) / tilted.seconds
+    return found
+
+
+def percent(right: Tensor) -> float:
+    """Return the share of true entries in percent."""
+    return 100 * float(right.double().mean())
 
 
 def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
-    """Return the mean of every field over networks, and the standard deviation of the accuracies."""
+    """Return the mean of every field over networks, and the sample standard deviation of the accuracies."""
     summary: dict[str, float | None] = {}
     for name in FIELDS:
-        values = [row[name] for row in rows]
-        known = [value for value in values if value is not None]
+        known = [value for value in (row[name] for row in rows) if value is not None]
         summary[name] = statistics.fmean(known) if known else None
         if name.endswith("accuracy"):
-            summary[f"{name}_std"] = statistics.pstdev(known) if len(known) > 1 else 0.0
+            summary[f"{name}_std"] = statistics.stdev(known) if len(known) > 1 else 0.0 if known else None
     return summary
 
 
@@ -293,19 +365,23 @@ def confusions(data: Dataset, said: Tensor) -> Counter[tuple[str, str]]:
     return Counter((names[true], names.get(label) or str(label)) for true, label in pairs if true != label)
 
 
-def intervals(rights: Sequence[tuple[Tensor, Tensor]], *, draws: int = 2000) -> dict[str, list[float]]:
+def intervals(rights: Sequence[Mapping[str, Tensor]], *, draws: int = 2000) -> dict[str, list[float] | None]:
     """Return 95 % bootstrap intervals over the images, of the accuracies averaged over networks.
 
     Args:
-        rights: For each network which images it got right, tilted and upright, each (n,).
+        rights: For each network which images it got right (n,), by condition; an interval is None where a condition is
+            not there for every network.
         draws: Resamples.
     """
     generator = torch.Generator().manual_seed(0)
-    found = {}
-    for place, name in enumerate(("accuracy_interval", "upright_accuracy_interval")):
-        mean = torch.stack([pair[place] for pair in rights]).double().mean(0)
-        picks = torch.randint(len(mean), (draws, len(mean)), generator=generator)
-        found[name] = (100 * mean[picks].mean(1)).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
+    found: dict[str, list[float] | None] = {}
+    for condition, name in CONDITIONS.items():
+        found[f"{name}_interval"] = None
+        if all(condition in right for right in rights):
+            mean = torch.stack([right[condition] for right in rights]).double().mean(0)
+            picks = torch.randint(len(mean), (draws, len(mean)), generator=generator)
+            spread = (100 * mean[picks].mean(1)).quantile(torch.tensor([0.025, 0.975]).double())
+            found[f"{name}_interval"] = spread.tolist()
     return found
 
 
@@ -324,7 +400,8 @@ def curve(
         test = perturb_dataset(data, turn, crop=crop)
         right = 0
         for rows in torch.arange(len(test)).split(500):
-            right += int((predict(test.images[rows].to(device)).labels.cpu() == test.labels[rows]).sum())
+            answer = ask(predict, test.images[rows].to(device), test.transforms[rows].to(device))
+            right += int((answer.labels.cpu() == test.labels[rows]).sum())
         accuracies.append(100 * right / len(test))
         if steps is not None:
             steps.advance()

@@ -10,17 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtilt.baselines.orient import fit_orienter
 from headtilt.baselines.tta import tta
 from headtilt.errors import OptionError
 from headtilt.gate import Promise
-from headtilt.groups import Group, rotation
+from headtilt.groups import Group, invert, rotation
 from headtilt.head import HeadRecipe
 from headtilt.predictor import Predictor
 from headtilt.presets import accurate, fast, paper3, paper5
-from headtilt.warp import Padding
+from headtilt.warp import Padding, warp
 from headtilt.wrapper import ITS
 
 BUNDLE = "bundle"
+ORACLE = "oracle"
+ORIENT = "orient"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,33 @@ class Prediction:
 
 
 Predict = Callable[[Tensor], Prediction]
+
+
+@dataclass(frozen=True)
+class Told:
+    """The bare classifier, told how each image was transformed: what perfect poses would be worth.
+
+    Attributes:
+        predictor: The classifier.
+        padding: How the images are padded when they are turned back.
+    """
+
+    predictor: Predictor
+    padding: Padding = "zeros"
+
+    def __call__(self, images: Tensor) -> Prediction:
+        """Raise `OptionError`: nobody told it."""
+        raise OptionError(f"{ORACLE} must be told the true transforms of its {len(images)} images; ask it with `ask`.")
+
+    def told(self, images: Tensor, transforms: Tensor) -> Prediction:
+        """Return what it says of images (B, C, H, W) whose transforms (B, 3, 3) are undone by one warp."""
+        upright = warp(images, invert(transforms.to(images.device)), padding=self.padding)
+        return Prediction(self.predictor(upright).labels, transforms, 1)
+
+
+def ask(predict: Predict, images: Tensor, transforms: Tensor) -> Prediction:
+    """Return what a method says of images (B, C, H, W); the true transforms (B, 3, 3) are for `Told` alone."""
+    return predict.told(images, transforms) if isinstance(predict, Told) else predict(images)
 
 
 @dataclass(frozen=True)
@@ -82,6 +112,28 @@ def _vanilla(setting: Setting) -> Predict:
     def predict(images: Tensor) -> Prediction:
         identity = torch.eye(3).expand(len(images), 3, 3)
         return Prediction(predictor(images).labels, identity, 1)
+
+    return predict
+
+
+def _oracle(setting: Setting) -> Predict:
+    return Told(Predictor(setting.model), setting.padding)
+
+
+def _orient(setting: Setting) -> Predict:
+    orienter = fit_orienter(
+        Predictor(setting.model, features="auto"),
+        setting.fit_images(),
+        setting.levels,
+        padding=setting.padding,
+        crop=setting.crop,
+        hidden=setting.recipe.hidden,
+        seed=setting.seed,
+    )
+
+    def predict(images: Tensor) -> Prediction:
+        labels, poses = orienter(images)
+        return Prediction(labels, invert(poses), 2)
 
     return predict
 
@@ -171,6 +223,7 @@ def _joint(setting: Setting, **changes: Any) -> dict[str, Any]:
 
 METHODS: dict[str, Callable[[Setting], Predict]] = {
     "vanilla": _vanilla,
+    ORACLE: _oracle,
     "tta-mean": _tta("mean"),
     "tta-max": _tta("max"),
     "energy": _its(lambda _: {"levels": [rotation()], "hypotheses": 1, "confidence": "energy"}),
@@ -180,6 +233,7 @@ METHODS: dict[str, Callable[[Setting], Predict]] = {
     "joint": _its(lambda setting: _joint(setting, readout="incumbent")),
     "anneal": _its(lambda setting: _joint(setting, search="anneal", readout="incumbent")),
     "balanced-batch": _its(lambda setting: _joint(setting, calibrator="batch")),
+    ORIENT: _orient,
     "augmented": _retrained("augmented"),
     "last-layer": _retrained("last-layer"),
 }
@@ -202,6 +256,11 @@ def build(name: str, setting: Setting) -> Predict:
     """Return the method of that name, fitted where it needs fitting; "bundle" is what was fitted before."""
     check_method(name)
     return _bundle(setting) if name == BUNDLE else METHODS[name](setting)
+
+
+def reads_fit_images(name: str) -> bool:
+    """Return whether the method of that name is fitted on the setting's unlabelled images."""
+    return name == ORIENT or name.removesuffix("+gate") in FITTED
 
 
 def check_method(name: str) -> None:

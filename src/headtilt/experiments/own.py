@@ -11,7 +11,7 @@ from headtilt.data import load as load_data
 from headtilt.data.folder import list_images
 from headtilt.errors import OptionError
 from headtilt.experiments.evaluate import Evaluation, Network
-from headtilt.experiments.methods import FITTED
+from headtilt.experiments.methods import reads_fit_images
 from headtilt.models.zoo import SHAPES
 
 
@@ -61,7 +61,7 @@ def notes(evaluation: Evaluation) -> list[str]:
     """Return what a reader of the numbers must know, in sentences."""
     said = []
     root = Path(evaluation.dataset).expanduser()
-    fitted = [name for name in evaluation.methods if name.removesuffix("+gate") in FITTED]
+    fitted = [name for name in evaluation.methods if reads_fit_images(name)]
     if evaluation.dataset not in NAMES and fitted:
         seen = set(list_images(root, "fit").paths)
         if seen & set(list_images(root, evaluation.split).paths):
