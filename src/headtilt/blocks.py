@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from headtilt.calibrate import Balance, Calibrator, fit_balance, fitted_for_it
+from headtilt.calibrate import Balance, Calibrator, as_it_came, fit_balance
 from headtilt.errors import OptionError
 from headtilt.evidence import Evidence
 from headtilt.gate import CautiousGate, Gate
-from headtilt.looks import default_views
 from headtilt.pace import kind_of
 from headtilt.predictor import Predictor, Views
-from headtilt.result import SearchResult, own_shape, read_out
-from headtilt.search.joint import Joint, Seen, lattice, matrices
+from headtilt.result import Found, SearchResult, own_shape, read_out
+from headtilt.sampler import default_views
+from headtilt.search.joint import lattice, matrices
 from headtilt.search.plan import Plan, settled
 from headtilt.warp import Interpolation, Padding
 
@@ -27,6 +27,51 @@ from headtilt.warp import Interpolation, Padding
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
 BLOCK_CHUNKS = 64  # whoever asks for small chunks has little memory: no more of them than this make a block
 BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What is answered.
+
+    Attributes:
+        logits: (B, Y).
+        pose: (B, 3, 3); the identity where an image stays as it came.
+        kept: (B,), whether the bare answer stays.
+        confidence: (B,), of the pose; NaN where no head tells.
+    """
+
+    logits: Tensor
+    pose: Tensor
+    kept: Tensor
+    confidence: Tensor
+
+
+def decide(
+    bare: Evidence, found: Found, gate: Gate | CautiousGate | None, readout: str, early: Tensor | None = None
+) -> Decided:
+    """Return the answer and the pose of each image, after the gate, which judges each by itself.
+
+    Args:
+        bare: What the bare model says of the images as they came.
+        found: What the search found.
+        gate: None lets the search have its way.
+        readout: See `ITS`.
+        early: (B,), which images left before the search.
+    """
+    answer, pose = read_out(found, readout)
+    kept = torch.zeros_like(bare.labels, dtype=torch.bool) if early is None else early
+    if gate is not None:
+        kept = kept | gate.keeps(bare, found, answer)
+    posture = found.posture
+    if posture is None:
+        turned, confidence = ~kept, torch.full_like(found.marginal[:, 0], float("nan"))
+    else:
+        pose, confidence = posture.pose, posture.confidence
+        turned = posture.tilted > 0 if gate is None else gate.turns(posture.tilted)
+        turned = turned if early is None else turned & ~early
+    identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
+    logits = torch.where(kept[:, None], bare.logits.to(answer), answer)
+    return Decided(logits, torch.where(turned[:, None, None], pose, identity), kept, confidence)
 
 
 @dataclass(frozen=True)
@@ -40,7 +85,6 @@ class Searcher:
     readout: Literal["incumbent", "marginal"]
     padding: Padding
     interpolation: Interpolation
-    temperature: float = 1.0
 
     @torch.no_grad()
     def blocks(self, images: Tensor) -> Iterator[SearchResult]:
@@ -65,55 +109,39 @@ class Searcher:
 
     def block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
         """Return what the search finds in one block of images, of which the bare model has said its word."""
-        with fitted_for_it(calibrator):
-            root = bare if calibrator is None else calibrator(bare)
-        if root.logits.shape != bare.logits.shape:
-            got, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
-            raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {got}.")
-        views = Views(self.predictor, images, self.padding, self.interpolation, calibrator)
-        left, seen, looked = self._still_open(views, bare, root)
-        found = None
-        if len(left):
-            some, rest = views.of(left), root.at(left)
-            found = self.plan.search(some, rest) if seen is None else cast(Joint, self.plan).search(some, rest, seen)
-        if found is None or len(left) < len(images):
-            found = settled(root, found, left, self.plan.hypotheses, looked)
-        kept = torch.ones_like(bare.labels, dtype=torch.bool).index_fill(0, left, False)
-        if self.gate is not None:
-            with fitted_for_it(self.gate):
-                kept = kept | self.gate.keeps(bare, root.logits, found)
-        logits, pose = read_out(found, self.readout)
-        identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
+        found, early = self.find(images, bare, calibrator)
+        decided = decide(bare, found, self.gate, self.readout, early)
         single = self.predictor.single_logit
         return SearchResult(
-            logits=own_shape(torch.where(kept[:, None], bare.logits, logits), single),
-            pose=torch.where(kept[:, None, None], identity, pose),
+            logits=own_shape(decided.logits, single),
+            pose=decided.pose,
             views=found.views,
             hypotheses=found.beam,
             trace=found.trace,
             bare=own_shape(bare.logits, single),
-            gated=kept,
+            gated=decided.kept,
+            pose_confidence=decided.confidence,
             images=images,
             padding=self.padding,
             interpolation=self.interpolation,
             multilabel=self.plan.confidence == "multilabel",
-            temperature=self.temperature,
         )
 
-    def _still_open(self, views: Views, bare: Evidence, root: Evidence) -> tuple[Tensor, Seen | None, Tensor]:
-        """Return which images the gate does not let go early, what a glance saw of them, and views shown (B,)."""
-        looked, gate = torch.ones_like(bare.labels), self.gate
-        if gate is None:
-            return torch.arange(len(looked), device=looked.device), None, looked
-        with fitted_for_it(gate):
-            left = (~gate.leaves_early(bare)).nonzero()[:, 0]
-        if not (isinstance(gate, Gate) and gate.glance_at is not None and isinstance(self.plan, Joint) and len(left)):
-            return left, None, looked
-        seen = self.plan.glance(views.of(left), root.at(left))
-        with fitted_for_it(gate):
-            sure = gate.leaves_at_a_glance(bare.at(left), root.logits[left], self.plan.judged(seen))
-        looked[left] = seen.poses.shape[1]
-        return left[~sure], seen.at(~sure), looked
+    def find(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> tuple[Found, Tensor]:
+        """Return what the search finds, and which images (B,) the gate let go before it."""
+        root = as_it_came(calibrator, bare)
+        if root.logits.shape != bare.logits.shape:
+            got, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
+            raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {got}.")
+        early = torch.zeros_like(bare.labels, dtype=torch.bool) if self.gate is None else self.gate.leaves_early(root)
+        left = (~early).nonzero()[:, 0]
+        found = None
+        if len(left):
+            views = Views(self.predictor, images, self.padding, self.interpolation, calibrator)
+            found = self.plan.search(views.of(left), root.at(left))
+        if found is None or len(left) < len(images):
+            found = settled(root, found, left, self.plan.hypotheses)
+        return found, early
 
     def batch_balance(self, images: Tensor) -> Balance:
         """Return the balance under which all classes win equally often over the orbits of this very batch."""

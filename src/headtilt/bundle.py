@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from headtilt.calibrate import Balance
 from headtilt.distances import Neighbours, Prototypes
 from headtilt.errors import DataError, HeadtiltError, OptionError, number
-from headtilt.gate import CautiousGate, Detector, Gate
+from headtilt.gate import CautiousGate, Gate
 from headtilt.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
 from headtilt.head import OrbitHead
 from headtilt.weights import load_tensors, save_tensors
 
-FORMAT = 1
+FORMAT = 2
 FARTHEST = 100  # of a group's parameter: a factor of e^100 is beyond any image, and exponentials stay finite
 FINITE = {"reflection": reflection, "quarter_turns": quarter_turns}
+THRESHOLDS = ("margin", "exit_at", "turn_at")
 CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
 
 
@@ -49,7 +50,7 @@ def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[
         "gate": None if gate is None else _describe_gate(gate),
         "report": _worded(report),
     }
-    tensors = _tensors("calibrator", calibrator) | _tensors("gate", gate)
+    tensors = _tensors("calibrator", calibrator)
     with _both(path) as (config_place, tensors_place):
         save_tensors(tensors_place, tensors)
         config["sha256"] = _digest(tensors_place)
@@ -98,7 +99,10 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
         raise DataError(f"{path / CONFIG} cannot be read: {error}.") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
-        raise DataError(f"{path} has bundle format {found!r}; this version reads {FORMAT}. Fit and save it again.")
+        raise DataError(
+            f"{path} has bundle format {found!r}; this version reads {FORMAT}, whose heads read several depths and whose "
+            "gates are other. Fit again with headtilt fit or robust.fit, and save."
+        )
     if not (path / TENSORS).is_file() or _digest(path / TENSORS) != config.get("sha256"):
         raise DataError(f"{path / TENSORS} is missing or not the file that {CONFIG} describes. Save the bundle again.")
     tensors, _ = load_tensors(path / TENSORS)
@@ -107,7 +111,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     try:
         options = {name: _rebuild(name, value) for name, value in config["options"].items()}
         options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
-        options["gate"] = None if config["gate"] is None else _gate(config["gate"], _under("gate", tensors))
+        options["gate"] = None if config["gate"] is None else _gate(config["gate"])
         return options, _from_words(dict(config["report"]))
     except HeadtiltError:
         raise
@@ -161,7 +165,7 @@ def _describe_calibrator(calibrator: Any) -> dict[str, Any] | None:
         return {"kind": "balance"}
     if isinstance(calibrator, OrbitHead):
         last = calibrator.network[-1]
-        return {"kind": "head", "source": calibrator.source, "hidden": last.in_features, "outputs": last.out_features}
+        return {"kind": "head", "source": calibrator.source, "hidden": last.in_features, "outputs": last.out_features - 1}
     if isinstance(calibrator, Prototypes):
         return {"kind": "prototypes"}
     if isinstance(calibrator, Neighbours):
@@ -213,31 +217,17 @@ def _from_words(value: Any) -> Any:
 
 
 def _describe_gate(gate: Gate | CautiousGate) -> dict[str, Any]:
-    if isinstance(gate, CautiousGate):
-        return {"margin": repr(gate.margin), "doubt": gate.doubt}
     # As words, since JSON has no infinity.
-    return {
-        "margin": repr(gate.margin),
-        "exit_at": None if gate.exit_at is None else repr(gate.exit_at),
-        "glance_at": None if gate.glance_at is None else repr(gate.glance_at),
-        "hidden": None if gate.detector is None else gate.detector.network[0].out_features,
-    }
+    names = ("margin", "doubt") if isinstance(gate, CautiousGate) else THRESHOLDS
+    if not isinstance(gate, (Gate, CautiousGate)):
+        raise OptionError("gate is of your own making, which a bundle cannot hold. Pass it to ITS again instead.")
+    return {name: repr(getattr(gate, name)) for name in names}
 
 
-def _gate(stored: dict[str, Any], tensors: dict[str, Tensor]) -> Gate | CautiousGate:
+def _gate(stored: dict[str, Any]) -> Gate | CautiousGate:
     if "doubt" in stored:
         return CautiousGate(float(stored["margin"]), float(stored["doubt"]))
-    detector = None
-    if stored["hidden"] is not None:
-        hidden = _width(stored, tensors["detector.network.0.weight"])
-        detector = Detector(tensors["detector.mean"], tensors["detector.deviation"], hidden)
-        detector.eval().requires_grad_(False)
-    exit_at = None if stored["exit_at"] is None else float(stored["exit_at"])
-    glance = stored.get("glance_at")  # bundles from before there was one have none
-    glance_at = None if glance is None else float(glance)
-    gate = Gate(float(stored["margin"]), tensors["weights"], exit_at, detector, glance_at)
-    gate.load_state_dict(tensors)
-    return gate
+    return Gate(*(float(stored[name]) for name in THRESHOLDS))
 
 
 def _width(stored: dict[str, Any], first: Tensor) -> int:

@@ -110,10 +110,12 @@ def fit_map(orbits: Tensor, targets: Tensor, balance: Balance, *, best: bool = F
     return Balance(bias, weight)
 
 
-def upright_prior(labels: Tensor, classes: int) -> Tensor:
-    """Return how often each class is predicted upright (Y,), drawn to equal shares as by five more images of each."""
-    counts = torch.bincount(labels, minlength=classes).double() + 5
-    return counts / counts.sum()
+def as_it_came(calibrator: Calibrator | None, bare: Evidence) -> Evidence:
+    """Return the calibrated evidence of images as they came; a head has a word of its own for these."""
+    if calibrator is None:
+        return bare
+    with fitted_for_it(calibrator):
+        return getattr(calibrator, "as_it_came", calibrator)(bare)
 
 
 def checked_calibrator(calibrator: object) -> Calibrator | Literal["batch"] | None:

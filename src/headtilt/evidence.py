@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,23 +18,29 @@ class Evidence:
     Attributes:
         logits: (…, Y). Their softmax is the mean softmax over the dropout passes, their logsumexp the mean logsumexp;
             with one deterministic pass they are the model's own logits.
-        features: (…, D), the penultimate features, or None where nobody asked for them.
+        features: (…, D), what the taps read, or None where nobody asked for it.
+        upright: (…, 1), log-odds that a view shows the image upright, or None where no head tells.
     """
 
     logits: Tensor
     features: Tensor | None = None
+    upright: Tensor | None = None
 
     def at(self, *index: Any) -> Evidence:
         """Return the evidence of the views at an index into the leading axes."""
-        return Evidence(self.logits[index], None if self.features is None else self.features[index])
+        return self._each(lambda part: part[index])
 
     def reshape(self, *leading: int) -> Evidence:
         """Return the same views under other leading axes."""
-        features = self.features
-        return Evidence(
-            self.logits.reshape(*leading, self.logits.shape[-1]),
-            None if features is None else features.reshape(*leading, features.shape[-1]),
-        )
+        return self._each(lambda part: part.reshape(*leading, part.shape[-1]))
+
+    def transpose(self) -> Evidence:
+        """Return the same views with their first two axes swapped."""
+        return self._each(lambda part: part.transpose(0, 1))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Evidence:
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Evidence(**{name: None if part is None else change(part) for name, part in parts.items()})
 
     @property
     def log_probs(self) -> Tensor:
@@ -58,10 +64,13 @@ def floored(logits: Tensor) -> Tensor:
 
 
 def concatenate(parts: Sequence[Evidence], dim: int = 0) -> Evidence:
-    """Return the evidence of all parts along one of the leading axes; features only where all parts have them."""
-    features = [part.features for part in parts if part.features is not None]
-    joined = torch.cat(features, dim) if len(features) == len(parts) else None
-    return Evidence(torch.cat([part.logits for part in parts], dim), joined)
+    """Return the evidence of all parts along one of the leading axes; what not all parts have is left out."""
+    joined = {}
+    for field in fields(Evidence):
+        values = [getattr(part, field.name) for part in parts]
+        known = [value for value in values if value is not None]
+        joined[field.name] = torch.cat(known, dim) if len(known) == len(parts) else None
+    return Evidence(**joined)
 
 
 def mean_prediction(passes: Tensor) -> Tensor:

@@ -15,20 +15,22 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from headtilt.blocks import decide
 from headtilt.borrow import undisturbed
-from headtilt.calibrate import Balance, Calibrator
+from headtilt.calibrate import Balance, Calibrator, as_it_came
 from headtilt.confidence import Orbit, curvature_operator
 from headtilt.errors import MissingExtraError, ModelError, OptionError
 from headtilt.evidence import Evidence
 from headtilt.gate import CautiousGate, Gate
 from headtilt.groups import OneParameterGroup
 from headtilt.head import OrbitHead
-from headtilt.outputs import as_vectors, feature_taps, logits_in, two_classes
+from headtilt.outputs import logits_in, two_classes
 from headtilt.predictor import Predictor
-from headtilt.result import own_shape, read_out
+from headtilt.result import own_shape
 from headtilt.search.joint import Joint
 from headtilt.search.plan import Plan
 from headtilt.search.tree import Tree
+from headtilt.taps import taps
 from headtilt.warp import Interpolation, Padding, warp
 
 OUTPUTS = ("logits", "pose", "gated")
@@ -74,33 +76,20 @@ class Graph(nn.Module):
             views = warp(images[index], poses, padding=self.padding, interpolation=self.interpolation)
             return self._calibrated(self._look(views))
 
-        root = self._calibrated(bare)
-        plan, gate = self.plan, self.gate
-        kept = torch.zeros_like(bare.labels, dtype=torch.bool)
-        if isinstance(plan, Joint) and isinstance(gate, Gate) and gate.glance_at is not None:
-            seen = plan.glance(evaluate, root)
-            kept = gate.leaves_at_a_glance(bare, root.logits, plan.judged(seen))
-            found = plan.search(evaluate, root, seen)
-        else:
-            found = plan.search(evaluate, root)
-        if gate is not None:
-            kept = kept | gate.leaves_early(bare) | gate.keeps(bare, root.logits, found)
-        logits, pose = read_out(found, self.readout)
-        identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
-        return (
-            own_shape(torch.where(kept[:, None], bare.logits, logits), self.predictor.single_logit),
-            torch.where(kept[:, None, None], identity, pose),
-            kept,
-        )
+        root = as_it_came(self.calibrator, bare)  # type: ignore[arg-type]
+        found = self.plan.search(evaluate, root)
+        early = None if self.gate is None else self.gate.leaves_early(root)
+        decided = decide(bare, found, self.gate, self.readout, early)
+        return own_shape(decided.logits, self.predictor.single_logit), decided.pose, decided.kept
 
     def _calibrated(self, evidence: Evidence) -> Evidence:
         return evidence if self.calibrator is None else self.calibrator(evidence)  # type: ignore[operator]
 
     def _look(self, views: Tensor) -> Evidence:
         """Return the evidence of all views (V, C, H, W) in one pass."""
-        with feature_taps(self.predictor.model, self.predictor.features or ()) as tapped:
+        with taps(self.predictor.model, self.predictor.features or ()) as read:
             logits = logits_in(self.predictor.model(views), self.predictor.output_key)
-        features = torch.cat([as_vectors(tap[0]) for tap in tapped], dim=1) if tapped else None
+        features = torch.cat([tap[0] for tap in read], dim=1) if read else None
         return Evidence(two_classes(logits if logits.dtype == torch.float64 else logits.float()), features)
 
 

@@ -1,32 +1,52 @@
-"""Fitting a calibrator and a gate from unlabelled upright images; the classifier stays as it is."""
+"""Fitting a calibrator and a gate from unlabelled upright images; the classifier stays as it is.
+
+The cost is counted in views of the model and known before the first: each image is looked at as it is, once more next
+to that, under some tilts from several views each, and after a search. With few images the calibrator is fitted several
+times, each time without a part of them, so that every image tells the gate something and none is judged by a
+calibrator that it had a part in.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headtilt.calibrate import Calibrator, fit_balance, fit_map, upright_prior
+from headtilt.blocks import Searcher
+from headtilt.calibrate import Balance, Calibrator, as_it_came, fit_balance, fit_map
 from headtilt.distances import fit_neighbours, fit_prototypes
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
-from headtilt.evidence import Evidence
-from headtilt.gate import Gate, Promise
-from headtilt.gate_fit import GateFitter
+from headtilt.evidence import Evidence, concatenate
+from headtilt.gate import Gate, Promise, against, exit_for, margin_for, quantile_for
+from headtilt.groups import FiniteGroup, decompose
 from headtilt.head import HeadRecipe, fit_head
-from headtilt.looks import Looks
+from headtilt.padding import choose_padding
 from headtilt.predictor import Predictor
+from headtilt.sampler import Orbits, Sampler
+from headtilt.search.joint import log_weights
 from headtilt.search.plan import Plan
 from headtilt.warp import Interpolation, Padding, all_finite, check_images
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
-FEWEST_FOR_HEAD = 100
+FEWEST_FOR_HEAD = 50
 FEWEST = 8
-BALANCE_IMAGES = 2000
+FOLDS = 4
+ENOUGH = 2500  # images of which a fifth is enough for the gate; fewer take turns
 HELD_OUT_IMAGES = 2000
+PADDING_IMAGES = 48  # by which a padding is chosen
+MOST_IMAGES = 50_000  # of a loader, and no more than `MOST_PIXELS`: a random part of a longer one
+MOST_PIXELS = 2**30
+MOST_KEPT = {"cpu": 2**28, "cuda": 2**33}  # numbers of evidence kept at once, in half precision
+TURNED = 10.0  # degrees by which an upright image must not be turned
+KEPT_NEARLY_ALL = 90.0  # per cent of tilted answers: a gate that keeps more has next to no effect
+TRAINING_SHARE = 10  # a tenth of the progress is for the head itself
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -36,12 +56,40 @@ class Fitted:
     Attributes:
         calibrator: From evidence to calibrated evidence; None for the bare logits.
         gate: None where no promise was asked for.
-        report: What was fitted, on how many images, and what the gate expects to cost.
+        padding: What suits the images and the model.
+        report: What was fitted, on how many images, at which cost, and what it should be worth.
     """
 
     calibrator: Calibrator | None
     gate: Gate | None
+    padding: Padding
     report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Images to fit on, and those on which that fit is judged, as indices."""
+
+    train: Tensor
+    held_out: Tensor
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Fit images under some tilts.
+
+    Attributes:
+        orbits: (n · looks, V, …), what the model says of them.
+        image: (n · looks,), which image each of them shows.
+    """
+
+    orbits: Orbits
+    image: Tensor
+
+    def of(self, images: Tensor) -> Looks:
+        """Return the looks at those images."""
+        rows = torch.isin(self.image, images.to(self.image.device)).nonzero()[:, 0]
+        return Looks(self.orbits.at(rows), self.image[rows])
 
 
 @dataclass(frozen=True)
@@ -51,129 +99,509 @@ class Fitter:
     Attributes:
         predictor: The model, with features tapped where the method needs them.
         plan: The search that the calibrator and the gate will serve.
-        padding: See `warp`.
+        padding: See `warp`; "auto" has the best one chosen.
         interpolation: See `warp`.
         method: "head", "balance", "bias", "prototypes", "neighbours", or "keep" to fit a gate for `calibrator` alone.
         calibrator: The calibrator to keep; None is the bare logits.
         recipe: How a head is trained.
-        readout: What the search will answer with; the balance is fitted to the same.
-        views: Views per orbit in fitting; None takes `default_views`.
+        readout: What the search will answer with.
         promise: What the gate must keep; None fits no gate.
         early_exit: Whether the gate may let images go before the search.
         crop: Side of the centre square that the model sees, where fit images are larger: tilts then leave no corners.
         seed: Seeds everything random.
-        progress: Called with (stage, done, total).
+        progress: Called with (stage, views done, views in all).
     """
 
     predictor: Predictor
     plan: Plan
-    padding: Padding = "zeros"
+    padding: Padding = "auto"
     interpolation: Interpolation = "bilinear"
     method: Method = "head"
     calibrator: Calibrator | None = None
     recipe: HeadRecipe = field(default_factory=HeadRecipe)
     readout: Literal["incumbent", "marginal"] = "marginal"
-    views: int | None = None
     promise: Promise | None = field(default_factory=Promise)
     early_exit: bool = True
     crop: int | None = None
     seed: int = 0
-    progress: Callable[[str, int, int], None] | None = None
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         one_of("method", self.method, METHODS)
         if not isinstance(self.recipe, HeadRecipe):
             raise OptionError(f"recipe must be a HeadRecipe or None; got {self.recipe!r}.")
         object.__setattr__(self, "seed", checked_seed(self.seed))
-        for name in ("views", "crop"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, at_least(name, getattr(self, name), 1))
+        if self.crop is not None:
+            object.__setattr__(self, "crop", at_least("crop", self.crop, 1))
 
     def fit(self, source: Tensor | Iterable[Any], held_out_source: Tensor | Iterable[Any] | None = None) -> Fitted:
         """Return calibrator and gate fitted on upright images (n, C, H, W) or a loader of such batches.
 
         Args:
             source: Images to fit on.
-            held_out_source: Images for early stopping and the gate; None sets a fifth of `source` aside.
+            held_out_source: Images for the gate; None has the others take turns, or sets a fifth of many aside.
         """
-        images = gather(source)
-        others = None if held_out_source is None else gather(held_out_source)
-        train, held_out = _halves(len(images), None if others is None else len(others), self.seed)
+        seeds = Seeds(self.seed)
+        images = gather(source, seeds.numbers("images"))
+        others = None if held_out_source is None else gather(held_out_source, seeds.numbers("held out"))
         if others is not None:
             if others.shape[1:] != images.shape[1:]:
                 raise ShapeError(
                     f"held-out images must be of the size of the others, {tuple(images.shape[1:])}; "
                     f"got {tuple(others.shape[1:])}. Nothing was fitted."
                 )
-            images = torch.cat([images, others.to(images)])
-        looks = self._looks()
-        upright = looks.upright(images)
-        targets = upright.labels
-        if int(targets.unique().numel()) < 2:
-            raise DataError("fit images must show at least two classes by the model's own judgement; they show one.")
-        train, held_out = train.to(targets.device), held_out.to(targets.device)
-        calibrator, kind = self._calibrator(looks, images, upright, targets, train, held_out)
-        report: dict[str, Any] = {"method": kind, "images": len(images), "seed": self.seed}
-        gate = None
-        if self.promise is not None:
-            setting = GateFitter(looks, self.plan, calibrator, self.promise, self.early_exit, self.readout, self.seed)
-            gate, expected = setting.fit(images, upright, targets, train, held_out)
-            temperature = expected.pop("temperature")
-            report |= {"gate": expected} | ({} if temperature is None else {"temperature": temperature})
-        return Fitted(calibrator, gate, report)
+            images = torch.cat([images, others[:HELD_OUT_IMAGES].to(images)])
+        given = None if others is None else min(len(others), HELD_OUT_IMAGES)
+        folds = split(len(images), given, seeds.numbers("folds"))
+        return Fitting(self, images, folds, seeds).run()
 
-    def _looks(self) -> Looks:
-        return Looks(
-            self.predictor, self.plan.levels, self.padding, self.interpolation, self.views, self.crop, self.progress
+    def views(self, images: int, held_out: int | None = None) -> int:
+        """Return how many views of the model a fit on so many images takes.
+
+        Args:
+            images: How many are fitted on.
+            held_out: How many others are held out; None holds out of `images`.
+        """
+        folds = split(images + (held_out or 0), held_out, np.random.default_rng(0))
+        return sum(self.cost(images + (held_out or 0), folds).values())
+
+    def cost(self, images: int, folds: list[Fold]) -> dict[str, int]:
+        """Return the views that each stage takes."""
+        judged = sum(len(fold.held_out) for fold in folds) if self.promise is not None else 0
+        return {
+            "upright": images,
+            "padding": 5 * min(PADDING_IMAGES, images) if self.padding == "auto" else 0,
+            "looks": images * self.looks * (self.views_each + 1) if self.method != "keep" or judged else 0,
+            "gate": judged * (2 + self.plan.most_views),
+        }
+
+    @property
+    def looks(self) -> int:
+        """Tilts under which each image is looked at: one will do for all but a head."""
+        return self.recipe.looks if self.method == "head" else 1
+
+    @property
+    def views_each(self) -> int:
+        """Views of each of these, beside the image as it came."""
+        levels = self.plan.levels
+        if all(isinstance(group, FiniteGroup) for group in levels):
+            return math.prod(len(group.grid(1)) for group in levels) - 1
+        return self.recipe.views
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """One fit, from images to a calibrator and a gate.
+
+    Attributes:
+        fitter: How to fit.
+        images: (n, C, H, W), upright.
+        folds: Which of them are fitted on, and which tell the gate; several for few images.
+        seeds: Where randomness comes from.
+    """
+
+    fitter: Fitter
+    images: Tensor
+    folds: list[Fold]
+    seeds: Seeds
+
+    def run(self) -> Fitted:
+        """Return what is fitted, and a report."""
+        how = self.fitter
+        cost = how.cost(len(self.images), self.folds)
+        tell = Ticker(how.progress, sum(cost.values()))
+        upright = self._upright(tell)
+        if int(upright.labels.unique().numel()) < 2:
+            raise DataError(
+                "fit images must show at least two classes by the model's own judgement; they show one. Give images of "
+                "several classes, and check that the model is given pixels as it wants them. Nothing was fitted."
+            )
+        padding, scores = self._padding(tell)
+        sampler = Sampler(how.predictor, how.plan.levels, padding, how.interpolation, how.crop, how.views_each)
+        looks = self._looks(sampler, tell) if cost["looks"] else None
+        calibrators = [self._calibrator(fold.train, looks, upright, number, tell) for number, fold in enumerate(self.folds)]
+        everything = torch.cat([self.folds[0].train, self.folds[0].held_out])
+        final = calibrators[0]
+        if len(self.folds) > 1:
+            final = self._calibrator(everything, looks, upright, len(self.folds), tell)
+        report: dict[str, Any] = {
+            "method": self._kind(len(self.images)),
+            "images": len(self.images),
+            "seed": how.seed,
+            "views": sum(cost.values()),
+            "padding": padding,
+            **({"padding_scores": scores} if scores else {}),
+            "features": sum(1 for _ in how.predictor.features or ()),
+        }
+        gate = None
+        if how.promise is not None and looks is not None:
+            gate, judged = self._gate(sampler, calibrators, upright, looks, tell)
+            report |= judged
+        tell.end()
+        return Fitted(final, gate, padding, report)
+
+    def _upright(self, tell: Ticker) -> Evidence:
+        """Return what the bare model says of all images; features only for methods that compare them."""
+        compared = self.fitter.method in ("prototypes", "neighbours")
+        predictor = self.fitter.predictor if compared else self.fitter.predictor.with_features(None)
+        sampler = Sampler(predictor, self.fitter.plan.levels, crop=self.fitter.crop)
+        parts = []
+        for part in self.images.split(256):
+            parts.append(predictor(sampler.seen(part)))
+            tell("looking at upright images", len(part))
+        return concatenate(parts)
+
+    def _padding(self, tell: Ticker) -> tuple[Padding, dict[str, float]]:
+        how = self.fitter
+        if how.padding != "auto":
+            return how.padding, {}
+        some = self.images[:PADDING_IMAGES]
+        bare = how.predictor.with_features(None)
+        device, _ = bare.device_and_dtype(some)
+        sampler = Sampler(bare, how.plan.levels, crop=how.crop)
+        tilts = sampler.draw(len(some), 0.0, max(some.shape[-2:]), self.seeds.numbers("padding")).transforms
+        chosen = choose_padding(
+            lambda views: bare(views).logits,
+            some.to(device),
+            tilts.to(device),
+            crop=how.crop,
+            interpolation=how.interpolation,
         )
+        tell("choosing a padding", 5 * len(some))
+        return chosen
+
+    def _looks(self, sampler: Sampler, tell: Ticker) -> Looks:
+        """Return the images under some tilts, or as many of them as memory should hold."""
+        how, draws = self.fitter, self.seeds.numbers("tilts")
+        count = len(self.images)
+        parts, shown, kept = [], [], 0
+        for _ in range(how.looks):
+            for rows in torch.from_numpy(draws.permutation(count)).split(256):
+                presented = sampler.draw(len(rows), how.recipe.upright, max(self.images.shape[-2:]), draws)
+                seen = sampler.orbits(
+                    self.images[rows], presented, sampler.poses(draws), lambda done: tell("looking at tilted images", done)
+                )
+                kept += seen.evidence.logits.numel() + (0 if seen.evidence.features is None else seen.evidence.features.numel())
+                parts.append(replace(seen, evidence=in_half(seen.evidence)))
+                shown.append(rows.to(seen.aim.device))
+                if kept > MOST_KEPT["cuda" if seen.aim.device.type == "cuda" else "cpu"]:
+                    return _joined(parts, shown)
+        return _joined(parts, shown)
+
+    def _kind(self, count: int) -> str:
+        """Return the method that so many images bear."""
+        method = self.fitter.method
+        return "balance" if method == "head" and count < FEWEST_FOR_HEAD else method
 
     def _calibrator(
-        self, looks: Looks, images: Tensor, upright: Evidence, targets: Tensor, train: Tensor, held_out: Tensor
-    ) -> tuple[Calibrator | None, str]:
-        if self.method == "keep":
-            return self.calibrator, "keep"
-        if self.method in ("prototypes", "neighbours"):
-            # Not the held-out images: each would be its own nearest neighbour, and the gate is set by them.
-            distances = fit_prototypes if self.method == "prototypes" else fit_neighbours
-            return distances(upright.at(train), targets[train]), self.method
-        classes = upright.logits.shape[-1]
-        some = train[: max(BALANCE_IMAGES, 100 * classes)]
-        orbits = looks.orbits(images, some, self.seed, stage="balance")[0].logits
-        best = self.readout == "incumbent"
-        balance = fit_balance(orbits.amax(1) if best else orbits.logsumexp(1), upright_prior(targets, classes))
-        if self.method == "bias":
-            return balance, "bias"
-        if self.method == "balance" or len(images) < FEWEST_FOR_HEAD:
-            return fit_map(orbits, targets[some], balance, best=best), "balance"
+        self, rows: Tensor, looks: Looks | None, upright: Evidence, number: int, tell: Ticker
+    ) -> Calibrator | None:
+        how, kind = self.fitter, self._kind(len(self.images))
+        rows = rows.to(upright.logits.device)
+        if kind == "keep" or looks is None:
+            return how.calibrator
+        if kind in ("prototypes", "neighbours"):
+            distances = fit_prototypes if kind == "prototypes" else fit_neighbours
+            return distances(upright.at(rows), upright.labels[rows])
+        seen = looks.of(rows)
+        balance = self._balance(seen, upright)
+        if kind == "bias":
+            return balance
+        if kind == "balance":
+            orbits = floats(seen.orbits.evidence).logits
+            return fit_map(orbits, upright.labels[seen.image], balance, best=how.readout == "incumbent")
+        seed = self.seeds.sequence("head", number)
+        targets = upright.logits.softmax(1)
+        heads = len(self.folds) + (len(self.folds) > 1)
+        total = tell.training // heads
+        return fit_head(
+            seen.orbits,
+            targets[seen.image],
+            balance.bias,
+            how.recipe,
+            seed,
+            lambda done, steps: tell.at("fitting the head", number * total + total * done // max(steps, 1)),
+        )
 
-        def told(done: int, total: int, loss: float) -> None:  # noqa: ARG001
-            looks.tell("head", done, total)
+    def _balance(self, seen: Looks, upright: Evidence) -> Balance:
+        """Return the balance under which classes win over orbits as often as the model says them upright."""
+        # One look at each image: several would count it several times, and a bias would learn the images by heart.
+        first = torch.unique(seen.image, return_inverse=True)[1]
+        rows = torch.zeros(int(first.max()) + 1, dtype=torch.long, device=first.device)
+        rows[first.flip(0)] = torch.arange(len(first), device=first.device).flip(0)
+        logits = floats(seen.orbits.evidence.at(rows)).logits
+        pooled = logits.amax(1) if self.fitter.readout == "incumbent" else logits.logsumexp(1)
+        return fit_balance(pooled, upright.logits[seen.image[rows]].softmax(1).mean(0))
 
-        def sample(index: Tensor, seed: int) -> tuple[Evidence, Tensor]:
-            return looks.orbits(images, index, seed)
+    def _gate(
+        self, sampler: Sampler, calibrators: list[Calibrator | None], upright: Evidence, looks: Looks, tell: Ticker
+    ) -> tuple[Gate, dict[str, Any]]:
+        """Return the gate that keeps the promise, and what the images that had no part in each fit say of it."""
+        promise = self.fitter.promise or Promise()
+        straight = [
+            self._searched(sampler, fold.held_out, calibrator, upright, tell)
+            for fold, calibrator in zip(self.folds, calibrators, strict=True)
+        ]
+        margin = margin_for(
+            torch.cat([case.against for case in straight]), torch.cat([case.cost for case in straight]), promise.upright
+        )
+        tilted = [
+            self._tilted(looks.of(fold.held_out), calibrator, upright)
+            for fold, calibrator in zip(self.folds, calibrators, strict=True)
+        ]
+        cases = Tilted(*(torch.cat(parts) for parts in zip(*(case.parts() for case in tilted), strict=True)))
+        exit_at, turn_at = math.inf, 0.0
+        if self.fitter.early_exit:
+            exit_at = exit_for(cases.trust[~cases.upright], cases.harm(margin)[~cases.upright], promise.tilted)
+        lying = torch.cat([case.tilted for case in straight])
+        if bool(lying.isfinite().any()):
+            turns = torch.cat([case.turned for case in straight]) > TURNED
+            turn_at = max(quantile_for(lying.masked_fill(~turns, -math.inf), promise.turned), 0.0)
+        gate = Gate(margin, exit_at, turn_at)
+        return gate, {"gate": self._judged(gate, straight), "verdict": verdict(gate, straight, cases)}
 
-        return fit_head(sample, targets, train, held_out, balance, self.recipe, seed=self.seed, progress=told), "head"
+    def _judged(self, gate: Gate, straight: list[Straight]) -> dict[str, Any]:
+        promise = self.fitter.promise or Promise()
+        return {
+            "promise_upright": promise.upright,
+            "promise_tilted": promise.tilted,
+            "promise_turned": promise.turned,
+            "held_out": sum(len(case.cost) for case in straight),
+            "margin": gate.margin,
+            "exit_at": gate.exit_at,
+            "turn_at": gate.turn_at,
+        }
+
+    def _searched(
+        self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, upright: Evidence, tell: Ticker
+    ) -> Straight:
+        """Return what the search makes of upright images, and what replacing their answers would cost."""
+        how = self.fitter
+        searcher = Searcher(
+            how.predictor, how.plan, calibrator, None, how.readout, sampler.padding, how.interpolation
+        )
+        draws, parts = self.seeds.numbers("belief"), []
+        for some in rows.cpu().split(128):
+            images = sampler.seen(self.images[some])
+            bare = how.predictor(images)
+            # A second opinion: by a look that neither the bare answer nor the search has had. The image as it came
+            # would side with the bare answer, whose source it is, and condemn every change.
+            moved = sampler.moved(self.images[some], sampler.nearly(len(some), max(self.images.shape[-2:]), draws))
+            belief = how.predictor.with_features(None)(moved).logits.softmax(1)
+            for part in torch.arange(len(some)).split(searcher.block_size(bare, images.device)):
+                at = part.to(images.device)
+                found, _ = searcher.find(images[at], bare.at(at), calibrator)
+                parts.append(straight(bare.at(at), found, belief[at], how.readout))
+            tell("searching upright images", len(some) * (2 + how.plan.most_views))
+        return Straight(*(torch.cat(columns) for columns in zip(*(part.parts() for part in parts), strict=True)))
+
+    def _tilted(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence) -> Tilted:
+        """Return what a calibrator makes of images that came tilted, over the views that the fit has of them."""
+        orbits, parts = looks.orbits, []
+        truth = upright.labels[looks.image]
+        for rows in torch.arange(len(truth), device=truth.device).split(256):
+            evidence = floats(orbits.evidence.at(rows))
+            bare = evidence.at(slice(None), 0)
+            around = evidence.at(slice(None), slice(1, None))
+            first = as_it_came(calibrator, bare).reshape(len(rows), 1)
+            seen = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
+            answer = (seen.logits + log_weights(orbits.poses[rows])[..., None]).logsumexp(1)
+            trust = torch.full_like(answer[:, 0], -math.inf) if seen.upright is None else seen.upright[:, 0, 0]
+            right = [answer.argmax(1) == truth[rows], bare.labels == truth[rows]]
+            parts.append((against(bare, answer), trust, *right))
+        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+        return Tilted(*columns, orbits.upright, orbits.exact)
 
 
-def gather(source: Tensor | Iterable[Any]) -> Tensor:
-    """Return all images of a tensor or a loader as one checked tensor; a batch may be a tuple with images first."""
-    if isinstance(source, Tensor):
-        images = source
-    else:
-        try:
-            batches = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in source]
-        except HeadtiltError:
-            raise
-        except Exception as error:
-            raise DataError(f"the loader of fit images raised: {error}. Nothing was fitted.") from error
-        if not batches:
-            raise DataError("the loader of fit images gave no batch. Nothing was fitted.")
-        for batch in batches:
-            check_images(batch, "fit images")
-            if batch.shape[1:] != batches[0].shape[1:]:
-                sizes = f"{tuple(batches[0].shape[1:])} and {tuple(batch.shape[1:])}"
-                raise ShapeError(f"fit images must all be of one size; got {sizes}. Resize them. Nothing was fitted.")
-        images = torch.cat(batches)
+@dataclass(frozen=True)
+class Straight:
+    """Upright images after a search without a gate.
+
+    Attributes:
+        against: (n,), log-odds of the search's answer against the bare one.
+        cost: (n,), what that answer in place of the bare one is expected to cost.
+        changed: (n,), whether it is another.
+        tilted: (n,), log-odds that the image came tilted; −∞ where no head tells.
+        turned: (n,), by how many degrees it would be turned.
+    """
+
+    against: Tensor
+    cost: Tensor
+    changed: Tensor
+    tilted: Tensor
+    turned: Tensor
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """Return all of them."""
+        return self.against, self.cost, self.changed, self.tilted, self.turned
+
+
+def straight(bare: Evidence, found: Any, belief: Tensor, readout: str) -> Straight:
+    """Return what a search made of upright images.
+
+    Args:
+        bare: What the bare model says of them.
+        found: What the search found.
+        belief: (n, Y), how probable each class is by another look.
+        readout: See `ITS`.
+    """
+    answer = found.marginal if readout == "marginal" else found.beam.evidence.logits[:, 0]
+    winner = answer.argmax(1)
+    own, other = (belief.gather(1, labels[:, None])[:, 0] for labels in (bare.labels, winner))
+    none = torch.full_like(own, -math.inf)
+    lying = none if found.posture is None else found.posture.tilted
+    angle = none if found.posture is None else decompose(found.posture.pose.double()).rotation.abs().rad2deg().to(own)
+    return Straight(against(bare, answer), own - other, winner != bare.labels, lying, angle)
+
+
+@dataclass(frozen=True)
+class Tilted:
+    """Images under some tilt, judged by a calibrator that had no part of them.
+
+    Attributes:
+        against: (n,), log-odds of the search's answer against the bare one.
+        trust: (n,), log-odds that the image came upright.
+        right: (n,), whether the search's answer is the model's upright answer.
+        bare_right: (n,), whether the bare answer is.
+        upright: (n,), whether the image came upright, or nearly.
+        exact: (n,), whether it was not resampled.
+    """
+
+    against: Tensor
+    trust: Tensor
+    right: Tensor
+    bare_right: Tensor
+    upright: Tensor
+    exact: Tensor
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """Return all of them."""
+        return self.against, self.trust, self.right, self.bare_right, self.upright, self.exact
+
+    def harm(self, margin: float) -> Tensor:
+        """Return (n,) 1 where leaving early would lose what the gated search has, −1 where it would save it."""
+        gated = torch.where(self.against < margin, self.bare_right, self.right)
+        return gated.long() - self.bare_right.long()
+
+
+def verdict(gate: Gate, straight: list[Straight], cases: Tilted) -> dict[str, Any]:
+    """Return what a gate and the calibrators behind it are worth on images that had no part in the fit, in per cent.
+
+    Agreement is with what the model itself says of the image upright.
+    """
+    kept = (cases.against < gate.margin) | (cases.trust >= gate.exit_at)
+    gated = torch.where(kept, cases.bare_right, cases.right)
+
+    def share(truths: Tensor) -> float | None:
+        return 100 * float(truths.double().mean()) if len(truths) else None
+
+    def agreement(rows: Tensor) -> dict[str, float | None]:
+        return {"bare": share(cases.bare_right[rows]), "fitted": share(gated[rows]), "images": int(rows.sum())}
+
+    replaced = torch.cat([case.changed & (case.against >= gate.margin) for case in straight])
+    turned = torch.cat([(case.tilted > gate.turn_at) & (case.turned > TURNED) for case in straight])
+    tilted = ~cases.upright
+    return {
+        "tilted": agreement(tilted & ~cases.exact),
+        "turned exactly": agreement(tilted & cases.exact),
+        "upright answers replaced": share(replaced),
+        "upright images turned": share(turned),
+        "tilted answers kept by the gate": share(kept[tilted]),
+    }
+
+
+def hint(report: dict[str, Any]) -> str | None:
+    """Return what to do about a fit that changes next to nothing, or None where it does its work."""
+    kept = report.get("verdict", {}).get("tilted answers kept by the gate")
+    if kept is None or kept < KEPT_NEARLY_ALL:
+        return None
+    return (
+        f"The gate keeps {kept:.0f} % of the bare answers to tilted images, so that this fit changes next to nothing. "
+        "Fit on more images, allow a larger promise, or check that the fit images are upright and prepared as the model "
+        "wants them."
+    )
+
+
+class Ticker:
+    """Views done so far, told to whoever listens: one count for the whole fit.
+
+    Args:
+        progress: Called with (stage, done, total); None tells nobody.
+        views: Views in all.
+    """
+
+    def __init__(self, progress: Progress | None, views: int) -> None:
+        self.progress, self.done, self.trained = progress, 0, 0
+        self.training = max(views // TRAINING_SHARE, 1)
+        self.total = views + self.training
+
+    def __call__(self, stage: str, views: int) -> None:
+        """Count more views."""
+        self.done += views
+        self._tell(stage)
+
+    def at(self, stage: str, trained: int) -> None:
+        """Say how far the training is, of `training` in all."""
+        self.trained = max(self.trained, min(trained, self.training))
+        self._tell(stage)
+
+    def end(self) -> None:
+        """Say that all is done."""
+        self.done, self.trained = self.total, 0
+        self._tell("fitted")
+
+    def _tell(self, stage: str) -> None:
+        if self.progress is not None:
+            self.progress(stage, min(self.done + self.trained, self.total), self.total)
+
+
+class Seeds:
+    """Independent streams of randomness, by name, from one seed.
+
+    Args:
+        seed: Any whole number of at most 64 bits.
+    """
+
+    NAMES = ("images", "held out", "folds", "padding", "tilts", "head", "belief")
+
+    def __init__(self, seed: int) -> None:
+        self.entropy = seed % 2**64
+
+    def sequence(self, name: str, number: int = 0) -> np.random.SeedSequence:
+        """Return the seed of a stream."""
+        return np.random.SeedSequence(self.entropy, spawn_key=(self.NAMES.index(name), number))
+
+    def numbers(self, name: str) -> np.random.Generator:
+        """Return a stream."""
+        return np.random.default_rng(self.sequence(name))
+
+
+def in_half(evidence: Evidence) -> Evidence:
+    """Return evidence whose features take half of the memory."""
+    features = evidence.features
+    return Evidence(evidence.logits, None if features is None else features.clamp(-6e4, 6e4).half(), evidence.upright)
+
+
+def floats(evidence: Evidence) -> Evidence:
+    """Return evidence in single precision."""
+    features = evidence.features
+    return Evidence(evidence.logits.float(), None if features is None else features.float(), evidence.upright)
+
+
+def _joined(parts: list[Orbits], shown: list[Tensor]) -> Looks:
+    columns = ("poses", "aim", "upright", "exact")
+    evidence = concatenate([part.evidence for part in parts])
+    return Looks(
+        Orbits(evidence, *(torch.cat([getattr(part, name) for part in parts]) for name in columns)), torch.cat(shown)
+    )
+
+
+def gather(source: Tensor | Iterable[Any], generator: np.random.Generator) -> Tensor:
+    """Return the images of a tensor or a loader as one checked tensor; a batch may be a tuple with images first.
+
+    Of a loader that gives more than memory should hold, a random part is kept while it streams by.
+    """
+    images = source if isinstance(source, Tensor) else _streamed(source, generator)
     check_images(images, "fit images")
     if not all_finite(images):
         raise ShapeError("fit images must be finite; some pixels are NaN or infinite. Nothing was fitted.")
@@ -182,15 +610,49 @@ def gather(source: Tensor | Iterable[Any]) -> Tensor:
     return images
 
 
-def _halves(count: int, others: int | None, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the images to fit on and those held out for early stopping and the gate, as indices.
+def _streamed(source: Iterable[Any], generator: np.random.Generator) -> Tensor:
+    """Return a random part of a stream of batches, each image as likely as any other (reservoir sampling)."""
+    kept: list[Tensor] = []
+    seen, most = 0, MOST_IMAGES
+    try:
+        for batch in source:
+            images = batch[0] if isinstance(batch, (tuple, list)) else batch
+            check_images(images, "fit images")
+            if kept and images.shape[1:] != kept[0].shape:
+                sizes = f"{tuple(kept[0].shape)} and {tuple(images.shape[1:])}"
+                raise ShapeError(f"fit images must all be of one size; got {sizes}. Resize them. Nothing was fitted.")
+            most = max(min(MOST_IMAGES, MOST_PIXELS // images[0].numel()), FEWEST)
+            for image in images:
+                place = seen if seen < most else int(generator.integers(0, seen + 1))
+                seen += 1
+                if place < len(kept):
+                    kept[place] = image.clone()
+                elif place < most:
+                    kept.append(image.clone())
+    except HeadtiltError:
+        raise
+    except Exception as error:
+        raise DataError(f"the loader of fit images raised: {error}. Nothing was fitted.") from error
+    if not kept:
+        raise DataError("the loader of fit images gave no batch. Nothing was fitted.")
+    return torch.stack(kept)
 
-    Held out are the `others` that follow the images, or else a fifth of the images; 2,000 at most. All in random order:
-    images often come sorted by class.
+
+def split(count: int, given: int | None, generator: np.random.Generator) -> list[Fold]:
+    """Return which images to fit on and which tell the gate; in random order, since images often come sorted by class.
+
+    Args:
+        count: How many images there are.
+        given: How many of them, the last, were given to be held out; None has few images take turns, and sets a fifth
+            of many aside.
+        generator: Where randomness comes from.
     """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(count, generator=generator)
-    if others is not None:
-        return order, count + torch.randperm(others, generator=generator)[:HELD_OUT_IMAGES]
-    fewer = max(2, min(count // 5, HELD_OUT_IMAGES))
-    return order[fewer:], order[:fewer]
+    if given is not None:
+        order = torch.from_numpy(generator.permutation(count - given))
+        return [Fold(order, torch.arange(count - given, count))]
+    order = torch.from_numpy(generator.permutation(count))
+    if count >= ENOUGH:
+        fewer = min(count // 5, HELD_OUT_IMAGES)
+        return [Fold(order[fewer:], order[:fewer])]
+    parts = order.tensor_split(min(FOLDS, count // 2))
+    return [Fold(torch.cat([*parts[:number], *parts[number + 1 :]]), part) for number, part in enumerate(parts)]

@@ -1,9 +1,9 @@
 """The gate: the bare model's own answer stays unless the search clearly beats it, so that upright images lose nothing.
 
-Stage one, the *exit*, looks at the image as it came and lets it go where the bare answer can be trusted: one view. In a
-search over a lattice a *glance* at six views may let it go next. Stage two, the *margin*, looks at what the search has
-found and keeps the bare answer unless the evidence against it is strong. All thresholds are set without labels, from a
-promise in points of accuracy.
+A fitted gate is three numbers, all read from the same head and set without labels from a promise: how sure the head must
+be that an image came upright to let it go after one view (*exit*), by how much the search's answer must beat the bare
+one to replace it (*margin*), and how sure the head must be of a pose to turn an image (*turn*). Labels and poses are
+judged each by itself: an image may keep its label and be turned, or get another label and stay as it is.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headtilt.errors import OptionError, is_number
 from headtilt.evidence import Evidence, floored
 from headtilt.result import Found
-
-STATISTICS = 7
 
 
 @dataclass(frozen=True)
@@ -30,95 +27,73 @@ class Promise:
     Attributes:
         upright: Points of upright accuracy that the search may cost at most.
         tilted: Points of tilted accuracy that leaving early may cost at most.
+        turned: Upright images in a hundred that may be turned by more than 10° at most.
     """
 
     upright: float = 0.5
     tilted: float = 0.4
+    turned: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("upright", "tilted"):
+        for name in ("upright", "tilted", "turned"):
             value = getattr(self, name)
             if not is_number(value) or not 0 <= float(value) <= 100:
-                raise OptionError(f"{name} must be points of accuracy between 0 and 100; got {value!r}.")
+                raise OptionError(f"{name} must be points between 0 and 100; got {value!r}.")
             object.__setattr__(self, name, float(value))
-
-
-def statistics(bare: Evidence, root: Tensor, found: Found, detector: Detector | None = None) -> Tensor:
-    """Return what speaks against the bare answer (B, 7): the larger, the less it should be kept.
-
-    Log-odds of the winner against the bare answer b over all views; the winner's against b's views near the identity;
-    against b in the image as it came; the bare model's own doubt about b; the detector's doubt, where there is one; and
-    the winner's log-odds against b where both are seen as the image came: by the bare model, and near the identity. On
-    an upright image a false winner comes from afar, and looks near it find it absurd.
-
-    Args:
-        bare: What the bare model says of the images as they came, (B, …).
-        root: (B, Y), their calibrated logits.
-        found: What the search found.
-        detector: Tells from the image as it came whether the bare answer can be trusted.
-    """
-    answer = bare.labels[:, None]
-    best, winner = found.marginal.max(1, keepdim=True)
-    doubt = -bare.log_probs.gather(1, answer)
-    against = [best - scores.gather(1, answer) for scores in (found.marginal, found.near, root)]
-    distrust = torch.zeros_like(doubt) if detector is None else -detector(bare)[:, None]
-    here = (floored(bare.logits), floored(found.near))
-    at_home = [scores.gather(1, winner) - scores.gather(1, answer) for scores in here]
-    return torch.cat([*against, doubt, distrust, *at_home], dim=1)
 
 
 class Gate(nn.Module):
     """A fitted or hand-set gate.
 
     Args:
-        margin: Evidence against the bare answer that the search must show; by hand: log-odds over all views.
-        weights: How the `statistics` are weighed, the first of them where there are fewer weights (gates of old have
-            five); by default the first alone, as plain log-odds.
-        exit_at: Score at which an image leaves before the search; None for never.
-        detector: What gives that score from the evidence of the image as it came.
-        glance_at: Evidence against the bare answer, over a few views, below which an image leaves; None for no glance.
+        margin: Log-odds by which the search's answer must beat the bare model's to replace it.
+        exit_at: Log-odds of being upright at which an image leaves after one view; infinite for never.
+        turn_at: Log-odds of being tilted above which an image is turned.
     """
 
-    weights: Tensor
-
-    def __init__(
-        self,
-        margin: float,
-        weights: Tensor | None = None,
-        exit_at: float | None = None,
-        detector: Detector | None = None,
-        glance_at: float | None = None,
-    ) -> None:
+    def __init__(self, margin: float, exit_at: float = math.inf, turn_at: float = 0.0) -> None:
         super().__init__()
-        if not is_number(margin) or margin != margin:
-            raise OptionError(f"margin must be a number of log-odds; got {margin!r}.")
-        for name, value in (("exit_at", exit_at), ("glance_at", glance_at)):
-            if value is not None and not is_number(value):
-                raise OptionError(f"{name} must be a number or None; got {value!r}.")
-        if weights is not None and (weights.ndim != 1 or not 1 <= len(weights) <= STATISTICS):
-            raise OptionError(f"weights must be (n,) with n at most {STATISTICS}; got {tuple(weights.shape)}.")
-        self.margin, self.exit_at, self.detector, self.glance_at = float(margin), exit_at, detector, glance_at
-        self.register_buffer("weights", plain_weights() if weights is None else weights.clone())
+        for name, value in (("margin", margin), ("exit_at", exit_at), ("turn_at", turn_at)):
+            if not is_number(value) or math.isnan(value):
+                raise OptionError(f"{name} must be a number of log-odds; got {value!r}.")
+        self.margin, self.exit_at, self.turn_at = float(margin), float(exit_at), float(turn_at)
+
+    def get_extra_state(self) -> Tensor:
+        """Return the three numbers, in double precision whatever the module is cast to."""
+        return torch.tensor([self.margin, self.exit_at, self.turn_at], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over three numbers."""
+        self.margin, self.exit_at, self.turn_at = state.tolist()
 
     def leaves_early(self, root: Evidence) -> Tensor:
-        """Return which images (B,) need no search."""
-        if self.detector is None or self.exit_at is None:
+        """Return which images (B,) need no search: the head is sure that they came upright."""
+        if root.upright is None:
             return torch.zeros_like(root.labels, dtype=torch.bool)
-        return self.detector(root) >= self.exit_at
+        return root.upright[..., 0] >= self.exit_at
 
-    def leaves_at_a_glance(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
-        """Return which images (B,) need no more than the few views that were found."""
-        if self.glance_at is None:
-            return torch.zeros_like(bare.labels, dtype=torch.bool)
-        return self._against(bare, root, found) < self.glance_at
+    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:  # noqa: ARG002
+        """Return for which images (B,) the bare answer stays.
 
-    def keeps(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
-        """Return for which images (B,) the bare answer stays after the search."""
-        return self._against(bare, root, found) < self.margin
+        Args:
+            bare: What the bare model says of the images as they came.
+            found: What the search found.
+            answer: (B, Y), the logits that would be answered with.
+        """
+        return against(bare, answer) < self.margin
 
-    def _against(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
-        against = statistics(bare, root, found, self.detector)
-        return against[:, : len(self.weights)] @ self.weights.to(against)
+    def turns(self, tilted: Tensor) -> Tensor:
+        """Return which images (B,) are turned, by the log-odds (B,) that they came tilted."""
+        return tilted > self.turn_at
+
+    def extra_repr(self) -> str:
+        """Return the three numbers."""
+        return f"margin={self.margin:.3g}, exit_at={self.exit_at:.3g}, turn_at={self.turn_at:.3g}"
+
+
+def against(bare: Evidence, answer: Tensor) -> Tensor:
+    """Return the log-odds (B,) of the best class in an answer (B, Y) against the class that the bare model says."""
+    return answer.amax(1) - answer.gather(1, bare.labels[:, None])[:, 0]
 
 
 class CautiousGate(nn.Module):
@@ -142,13 +117,19 @@ class CautiousGate(nn.Module):
         """Return that no image (B,) goes without a search: a sure answer may still be a tilted image's."""
         return torch.zeros_like(root.labels, dtype=torch.bool)
 
-    def keeps(self, bare: Evidence, root: Tensor, found: Found) -> Tensor:
+    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:  # noqa: ARG002
         """Return for which images (B,) the bare answer stays after the search."""
-        against = statistics(bare, root, found)
-        spread = floored(root).std(1, correction=0).clamp_min(1e-6)
-        score = against[:, 1] / spread + self.doubt * against[:, 3].clamp_min(1e-7).log()
+        own = bare.labels[:, None]
+        lead = found.marginal.amax(1) - found.near.gather(1, own)[:, 0]
+        doubt = -bare.log_probs.gather(1, own)[:, 0]
+        spread = floored(found.root).std(1, correction=0).clamp_min(1e-6)
+        score = lead / spread + self.doubt * doubt.clamp_min(1e-7).log()
         # Logits that are all alike know nothing of any pose.
         return (score < self.margin) | (spread <= 1e-6)
+
+    def turns(self, tilted: Tensor) -> Tensor:
+        """Return that images (B,) are turned where their answer is replaced, and not by a pose of their own."""
+        return torch.ones_like(tilted, dtype=torch.bool)
 
 
 def checked_gate(gate: object) -> Gate | CautiousGate | None:
@@ -162,154 +143,52 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     return cast(Gate | None, gate)
 
 
-class Detector(nn.Module):
-    """A small network that tells from the image as it came whether the bare answer can be trusted.
-
-    Args:
-        mean: (D,), mean of the inputs.
-        deviation: (D,), their standard deviation.
-        hidden: Width of the hidden layers.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, mean: Tensor, deviation: Tensor, hidden: int = 128) -> None:
-        super().__init__()
-        self.register_buffer("mean", mean.detach().clone())
-        self.register_buffer("deviation", deviation.detach().clone())
-        self.network = nn.Sequential(
-            nn.Linear(len(mean), hidden),
-            nn.GELU(),
-            nn.Dropout(0.2),
-            nn.Linear(hidden, hidden),
-            nn.GELU(),
-            nn.Dropout(0.2),
-            nn.Linear(hidden, 1),
-        ).to(mean)
-
-    def forward(self, root: Evidence) -> Tensor:
-        """Return the log-odds (B,) that the bare answer is what the model would say of the upright image."""
-        scores: Tensor = self.network((detector_inputs(root).to(self.mean) - self.mean) / self.deviation)[:, 0]
-        return scores
-
-
-def detector_inputs(root: Evidence) -> Tensor:
-    """Return what the detector reads (B, D): the logits, and the features where there are any."""
-    logits = floored(root.logits)
-    return logits if root.features is None else torch.cat([logits, root.features.to(logits)], dim=1)
-
-
-def fit_detector(root: Evidence, right: Tensor, *, seed: int = 0, steps: int = 600) -> Detector:
-    """Return a detector trained on the evidence of images as they come, upright and tilted.
-
-    Args:
-        root: Bare evidence (n, …).
-        right: (n,), whether the bare answer is the model's own upright answer.
-        seed: Seeds initial weights and batches.
-        steps: Optimiser steps of 512 images.
-    """
-    inputs = detector_inputs(root)
-    with torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else []), torch.enable_grad():
-        torch.manual_seed(seed)
-        detector = Detector(inputs.mean(0), inputs.std(0, correction=0).clamp_min(1e-3))
-        optimiser = torch.optim.AdamW(detector.parameters(), lr=2e-3, weight_decay=0.05)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-        for _ in range(steps):
-            batch = torch.randint(len(right), (min(512, len(right)),)).to(right.device)
-            loss = F.binary_cross_entropy_with_logits(detector(root.at(batch)), right[batch].to(inputs))
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-    return detector.eval().requires_grad_(False)
-
-
-def plain_weights() -> Tensor:
-    """Return the weights under which a gate is plain log-odds over all views."""
-    return F.one_hot(torch.tensor(0), STATISTICS).float()
-
-
-def fit_weights(against: Tensor, search_right: Tensor) -> Tensor:
-    """Return non-negative weights (7,) under which the statistics best tell a wrong bare answer from a right one.
-
-    Logistic regression on images whose bare answer and winner differ.
-
-    Args:
-        against: (n, 7).
-        search_right: (n,), whether the winner (rather than the bare answer) is the model's upright answer.
-    """
-    if len(against) < 20 or bool(search_right.all()) or not bool(search_right.any()):
-        return plain_weights().to(against)
-    rows = against.double().clamp(-50, 50)
-    deviation = rows.std(0, correction=0).clamp_min(1e-3)
-    target = search_right.double()
-    # Upright and tilted images should count alike, however many of each disagree.
-    importance = torch.where(search_right, 0.5 / target.mean(), 0.5 / (1 - target.mean()))
-    free = torch.zeros(rows.shape[1] + 1, dtype=torch.float64, device=rows.device, requires_grad=True)
-    optimiser = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        score = rows / deviation @ F.softplus(free[:-1]) + free[-1]
-        loss = (F.binary_cross_entropy_with_logits(score, target, reduction="none") * importance).mean()
-        loss = loss + 1e-3 * F.softplus(free[:-1]).square().sum()
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimiser.step(closure)
-    weights = F.softplus(free[:-1].detach()) / deviation
-    return (weights / weights.sum()).to(against.dtype)
-
-
 def margin_for(evidence_against: Tensor, cost: Tensor, points: float) -> float:
-    """Return the smallest margin under which switching costs at most `points` of accuracy on upright images.
+    """Return the smallest margin under which replacing answers should cost at most `points` of upright accuracy.
+
+    The expected cost of the next image is bounded as conformal risk control does it (Angelopoulos et al., 2022): the
+    images seen and one more, which is taken to cost as much as those that come next to being replaced. So few images
+    make a gate careful, and too few close it.
 
     Args:
-        evidence_against: (n,), weighed evidence against the bare answer of upright images.
-        cost: (n,), expected loss of switching, negative where it is a gain: 0 where the winner is the bare answer.
+        evidence_against: (n,), log-odds against the bare answer of upright images that had no part in the fit.
+        cost: (n,), what replacing each answer is expected to cost, between −1 and 1; 0 where it stays the same.
         points: The promise.
     """
+    count = len(cost)
     order = evidence_against.argsort(descending=True)
-    spent = cost[order].cumsum(0).cummax(0).values
-    within = int((spent <= points / 100 * len(cost)).sum())
-    if within == len(cost):
-        return float("-inf")
-    return _above(float(evidence_against[order[within]]))
+    ordered = cost.double()[order]
+    some = ordered[: max(math.ceil(count / 10), 1)]
+    one_more = float(some[some != 0].abs().mean()) if bool((some != 0).any()) else 1.0
+    spent = (ordered.cumsum(0).cummax(0).values.clamp_min(0) + one_more) / (count + 1)
+    within = int((spent <= points / 100).sum()) if one_more / (count + 1) <= points / 100 else -1
+    if within < 0:
+        return math.inf
+    return 0.0 if within == count else max(_above(float(evidence_against[order[within]])), 0.0)
 
 
-def tail_for(evidence_against: Tensor, share: float) -> float:
-    """Return the evidence against the bare answer that a share of upright images exceeds, also beyond those seen.
-
-    The upper fifth of them is taken for an exponential tail, which goes on where few images end.
-
-    Args:
-        evidence_against: (n,), weighed evidence against the bare answer of upright images.
-        share: At least 0; a fifth or more is no tail, and asks for nothing.
-    """
-    count = len(evidence_against)
-    over = max(count // 5, 1)
-    if share * count >= over:
-        return float("-inf")
-    ordered = evidence_against.double().sort(descending=True).values
-    start = ordered[min(over, count - 1)]
-    scale = (ordered[:over] - start).mean()
-    return float(start + scale * math.log(over / count / share)) if share > 0 else float("inf")
+def quantile_for(scores: Tensor, points: float) -> float:
+    """Return the score that at most `points` in a hundred of images to come should exceed, given those of some."""
+    allowed = math.floor(points / 100 * (len(scores) + 1))
+    if allowed < 1:
+        return math.inf
+    return _above(float(scores.sort(descending=True).values[min(allowed - 1, len(scores) - 1)]))
 
 
 def exit_for(scores: Tensor, harm: Tensor, points: float) -> float:
     """Return the lowest score at which leaving early costs at most `points` of accuracy on tilted images.
 
     Args:
-        scores: (n,), the detector's scores of tilted images.
+        scores: (n,), log-odds of being upright of tilted images.
         harm: (n,), 1 where leaving would lose a right answer, −1 where it would keep one from being lost, else 0.
         points: The promise.
     """
     order = scores.argsort(descending=True)
-    spent = harm[order].clamp_min(0).double().cumsum(0)
-    within = int((spent <= points / 100 * len(scores)).sum())
-    return _above(float(scores[order[within]])) if within < len(scores) else float("-inf")
+    spent = (harm[order].clamp_min(0).double().cumsum(0) + 1) / (len(scores) + 1)
+    within = int((spent <= points / 100).sum())
+    if not within:
+        return math.inf
+    return _above(float(scores[order[within]])) if within < len(scores) else -math.inf
 
 
 def _above(value: float) -> float:

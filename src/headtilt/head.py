@@ -1,24 +1,32 @@
-"""The orbit head: a small network that scores views, trained on unlabelled upright images under random tilts."""
+"""The orbit head: a small network that scores views, trained on unlabelled upright images under random tilts.
+
+It reads what the classifier says of one view, at several depths, and gives a score for every class and the log-odds
+that the view shows the image upright. An image's class scores are the logsumexp over its views; the target is what the
+classifier itself says of the image upright, so no label is needed. The classifier never changes.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.calibrate import FEWEST_PER_CLASS, Balance
-from headtilt.errors import OptionError, at_least, is_number, one_of, positive
+from headtilt.calibrate import FEWEST_PER_CLASS
+from headtilt.errors import ModelError, OptionError, at_least, is_number, one_of, positive
 from headtilt.evidence import Evidence, floored
+from headtilt.sampler import Orbits
+from headtilt.search.joint import log_weights
 
-OrbitSample = Callable[[Tensor, int], tuple[Evidence, Tensor]]
-"""``(index (n,), seed) -> Evidence (n, V, …), aim (n, V)``: fit images under random tilts, each seen from V views.
 
-The aim is how much of an image belongs to each of its views: most of it to those that undo its tilt.
-"""
+FEWEST_STEPS, MOST_STEPS = 200, 4000
+FARTHEST = 10  # deviations from the mean that a head takes seriously
+DROPOUT, WEIGHT_DECAY = (0.3, 0.5), (0.1, 0.2)  # of a head that scores classes, and of one that scores views
 
 
 @dataclass(frozen=True)
@@ -28,44 +36,49 @@ class HeadRecipe:
     Attributes:
         source: What the head reads: "features", "logits", or "auto" (features where there are any).
         hidden: Width of its two hidden layers.
-        rounds: Most rounds; each draws fresh tilts for a pool of fit images and trains on them.
-        pool: Fit images per round.
-        steps: Optimiser steps per round.
-        batch: Images per step.
-        views: Views of each image's orbit per step, drawn anew each time.
-        draws: After how many rounds the tilts of the first come again; None draws new ones each time, which costs
-            another look at every image. A slow model on a CPU is served by 2.
-        pose: Weight of finding the right view beside the right label: better poses, for little in labels.
-        patience: Rounds without improvement on the held-out fit images before it stops.
+        looks: Tilts under which each fit image is looked at; more take longer and help a little.
+        views: Views of each of these, beside the image as it came.
+        upright: Share of the looks at which the image is upright, or nearly.
+        epochs: Passes over the looks, within 200 to 4,000 optimiser steps; 0 leaves the head untrained.
+        batch: Looks per step.
+        pose: Weight of finding the right pose beside the right label.
         learning_rate: Of AdamW, falling with a cosine.
     """
 
     source: str = "auto"
     hidden: int = 256
-    rounds: int = 24
-    pool: int = 2048
-    steps: int = 64
-    batch: int = 128
-    views: int = 24
-    draws: int | None = None
-    pose: float = 0.0
-    patience: int = 10
+    looks: int = 2
+    views: int = 22
+    upright: float = 0.4
+    epochs: int = 8
+    batch: int = 64
+    pose: float = 0.3
     learning_rate: float = 2e-3
 
     def __post_init__(self) -> None:
         one_of("source", self.source, ("auto", "features", "logits"))
-        at_least("rounds", self.rounds, 0)
-        for name in ("hidden", "pool", "steps", "batch", "views", "patience"):
+        at_least("epochs", self.epochs, 0)
+        for name in ("hidden", "looks", "views", "batch"):
             at_least(name, getattr(self, name), 1)
-        if self.draws is not None:
-            at_least("draws", self.draws, 1)
         positive("learning_rate", self.learning_rate)
         if not is_number(self.pose) or not 0 <= float(self.pose) < float("inf"):
             raise OptionError(f"pose must be a weight of at least 0; got {self.pose!r}.")
+        if not is_number(self.upright) or not 0 <= float(self.upright) < 1:
+            raise OptionError(f"upright must be a share from 0 up to, but not, 1; got {self.upright!r}.")
+
+    def steps(self, looks: int) -> int:
+        """Return how many optimiser steps so many looks are worth."""
+        wanted = -(-looks * self.epochs // self.batch)
+        return min(max(wanted, FEWEST_STEPS), MOST_STEPS) if self.epochs else 0
+
+
+def thorough() -> HeadRecipe:
+    """Return a recipe for those who can wait: four times the looks of the usual one."""
+    return HeadRecipe(looks=8)
 
 
 class OrbitHead(nn.Module):
-    """A small network that scores each view for each class, on top of balanced logits.
+    """A small network that scores each view for each class, on top of balanced logits, and tells if it is upright.
 
     With few images per class it gives one number per view ("how canonical does this look") instead of one per class.
     Before training it adds nothing, so a head that cannot learn is the balance it started from.
@@ -92,132 +105,150 @@ class OrbitHead(nn.Module):
         self.register_buffer("mean", mean.detach().clone())
         self.register_buffer("deviation", deviation.detach().clone())
         self.log_scale = nn.Parameter(mean.new_zeros(()))
-        inputs, outputs, drop = len(mean), len(bias) if per_class else 1, 0.1 if per_class else 0.5
-        last = nn.Linear(hidden, outputs)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        self.prior = nn.Parameter(mean.new_zeros(()))
+        outputs, drop = len(bias) if per_class else 1, DROPOUT[0 if per_class else 1]
         self.network = nn.Sequential(
-            nn.Dropout(0.0 if per_class else drop),
-            nn.Linear(inputs, hidden),
+            SeededDropout(drop),
+            nn.Linear(len(mean), hidden),
             nn.GELU(),
-            nn.Dropout(drop),
+            SeededDropout(drop),
             nn.Linear(hidden, hidden),
             nn.GELU(),
-            nn.Dropout(drop),
-            last,
+            SeededDropout(drop),
+            nn.Linear(hidden, outputs + 1),
         ).to(mean)
 
     def forward(self, evidence: Evidence) -> Evidence:
-        """Return the evidence with the head's scores (…, Y) as logits."""
+        """Return the head's scores (…, Y) as logits, and the log-odds (…, 1) that a view is upright."""
         logits = floored(evidence.logits).to(self.bias)
         inputs = logits if self.source == "logits" else evidence.features
         if inputs is None:
             raise OptionError("this head reads features, and the evidence has none. Fit it with source='logits'.")
-        standard = (inputs.to(self.mean) - self.mean) / self.deviation
-        scores = (logits + self.bias) * self.log_scale.exp() + self.network(standard)
-        return Evidence(scores)
+        # Far outside of what it was fitted on, a network says anything: what it reads is bounded.
+        standard = ((inputs.to(self.mean) - self.mean) / self.deviation).clamp(-FARTHEST, FARTHEST)
+        added, upright = self.network(standard).split([self.network[-1].out_features - 1, 1], dim=-1)
+        return Evidence((logits + self.bias) * self.log_scale.exp() + added, upright=upright)
+
+    def as_it_came(self, evidence: Evidence) -> Evidence:
+        """Return the same of images as they came, which are upright more often than under any other pose."""
+        said = self(evidence)
+        return Evidence(said.logits + self.prior, upright=said.upright)
+
+
+class SeededDropout(nn.Module):
+    """Dropout whose masks come from a generator of its own: training leaves the global random stream alone.
+
+    Args:
+        p: Share of the inputs that are dropped in training.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.generator: torch.Generator | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the inputs; in training some are dropped and the others grow for them."""
+        if not self.training or self.generator is None or not self.p:
+            return inputs
+        return inputs * torch.empty_like(inputs).bernoulli_(1 - self.p, generator=self.generator) / (1 - self.p)
+
+
+def seeded(head: OrbitHead, generator: torch.Generator) -> OrbitHead:
+    """Return the head with fresh weights and dropout from a generator; its last layer adds nothing yet."""
+    layers = [layer for layer in head.network if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for layer in layers:
+            bound = 1 / math.sqrt(layer.in_features)
+            layer.weight.uniform_(-bound, bound, generator=generator)
+            layer.bias.zero_()
+        layers[-1].weight.zero_()
+    for part in head.network:
+        if isinstance(part, SeededDropout):
+            part.generator = generator
+    return head
 
 
 def fit_head(
-    sample: OrbitSample,
-    targets: Tensor,
-    train: Tensor,
-    held_out: Tensor,
-    balance: Balance,
-    recipe: HeadRecipe,
-    *,
-    seed: int = 0,
-    progress: Callable[[int, int, float], None] | None = None,
+    orbits: Orbits, targets: Tensor, bias: Tensor, recipe: HeadRecipe, seed: np.random.SeedSequence, progress: Callable[[int, int], None] | None = None
 ) -> OrbitHead:
     """Return a head trained with the orbit-marginal likelihood; the same seed gives the same head.
 
     Args:
-        sample: Draws fit images under random tilts and looks at their orbits.
-        targets: (n,), the classifier's own label of every fit image upright.
-        train: Indices of the images to train on.
-        held_out: Indices of those kept for early stopping.
-        balance: Where the head starts from.
+        orbits: Fit images under some tilt, (n, V, …).
+        targets: (n, Y), what the classifier says of each of them upright, as probabilities.
+        bias: (Y,), the balance, where the head starts from.
         recipe: See `HeadRecipe`.
-        seed: Seeds tilts, initial weights and batches.
-        progress: Called after each round with (round, rounds, held-out loss).
+        seed: Seeds initial weights, dropout and batches.
+        progress: Called with (steps done, steps in all).
     """
-    classes = len(balance.bias)
-    check, check_aim = sample(held_out, seed)
-    source = recipe.source if recipe.source != "auto" else "features" if check.features is not None else "logits"
-    inputs = floored(check.logits) if source == "logits" else check.features
+    evidence = orbits.evidence
+    source = recipe.source if recipe.source != "auto" else "features" if evidence.features is not None else "logits"
+    inputs = floored(evidence.logits) if source == "logits" else evidence.features
     if inputs is None:
         raise OptionError("source='features' needs a model whose features can be read; use source='logits'.")
-    rows = inputs.flatten(0, -2)
-    per_class = len(train) >= FEWEST_PER_CLASS * classes
-    with torch.random.fork_rng(devices=[rows.device] if rows.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        head = OrbitHead(
-            balance.bias.to(rows),
-            rows.mean(0),
-            rows.std(0, correction=0).clamp_min(1e-3),
-            source=source,
-            hidden=recipe.hidden,
-            per_class=per_class,
-        )
-        optimiser = torch.optim.AdamW(
-            head.parameters(), lr=recipe.learning_rate, weight_decay=0.01 if per_class else 0.2
-        )
-
-        def held_out_loss() -> float:
-            head.eval()
-            with torch.no_grad():
-                return float(_loss(head, check, check_aim, targets[held_out], recipe.pose))
-
-        best, best_loss, waited = copy.deepcopy(head.state_dict()), held_out_loss(), 0
-        kept: dict[int, tuple[Tensor, Evidence, Tensor]] = {}
-        for number in range(recipe.rounds):
-            draw = number % (recipe.draws or recipe.rounds)
-            if draw not in kept:
-                pool = train[torch.randperm(len(train))[: recipe.pool].to(train.device)]
-                kept[draw] = pool, *sample(pool, hash((seed, number + 1)))
-            pool, orbits, aim = kept[draw] if recipe.draws else kept.pop(draw)
-            for step, batch in enumerate(_batches(len(pool), recipe.batch, recipe.steps)):
-                done = (number + step / recipe.steps) / recipe.rounds
-                for group in optimiser.param_groups:
-                    group["lr"] = recipe.learning_rate * 0.5 * (1 + torch.cos(torch.tensor(done * torch.pi)).item())
-                some = batch.to(train.device)
-                seen = torch.randperm(orbits.logits.shape[1])[: recipe.views].to(train.device)
-                head.train()
-                with torch.enable_grad():
-                    views = some[:, None], seen
-                    loss = _loss(head, orbits.at(*views), aim[views], targets[pool[some]], recipe.pose)
-                    optimiser.zero_grad(set_to_none=True)
-                    loss.backward()
-                    optimiser.step()
-            told = held_out_loss()
-            if told < best_loss:
-                best, best_loss, waited = copy.deepcopy(head.state_dict()), told, 0
-            else:
-                waited += 1
-            if progress is not None:
-                progress(number + 1, recipe.rounds, told)
-            if waited >= recipe.patience:
-                break
-    head.load_state_dict(best)
+    per_class = len(targets) >= FEWEST_PER_CLASS * recipe.looks * len(bias)
+    generator = torch.Generator(inputs.device).manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
+    mean, deviation = moments(inputs)
+    head = OrbitHead(bias.to(mean), mean, deviation, source=source, hidden=recipe.hidden, per_class=per_class)
+    seeded(head, generator).train()
+    steps = recipe.steps(len(targets))
+    optimiser = torch.optim.AdamW(_groups(head, per_class, recipe.learning_rate))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
+    order = torch.empty(0, dtype=torch.long, device=inputs.device)
+    with torch.enable_grad():
+        for step in range(steps):
+            if progress is not None and step % 20 == 0:
+                progress(step, steps)
+            if len(order) < recipe.batch:
+                fresh = torch.randperm(len(targets), generator=generator, device=inputs.device)
+                order = torch.cat([order, fresh])
+            rows, order = order[: recipe.batch], order[recipe.batch :]
+            loss = head_loss(head, orbits.at(rows), targets[rows], recipe.pose)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            schedule.step()
     return head.eval().requires_grad_(False)
 
 
-def _batches(count: int, size: int, steps: int) -> Iterator[Tensor]:
-    """Yield `steps` index batches, in permutations of all `count` rows."""
-    order = torch.empty(0, dtype=torch.long)
-    for _ in range(steps):
-        if len(order) < size:
-            order = torch.cat([order, torch.randperm(count)])
-        yield order[:size]
-        order = order[size:]
+def head_loss(head: OrbitHead, orbits: Orbits, targets: Tensor, pose: float) -> Tensor:
+    """Return the cross-entropy of the labels pooled over views, and beside it that of the pose.
+
+    The pose has two parts: which of the views is upright, and whether the image as it came is.
+    """
+    said = head(orbits.evidence)
+    first = said.logits[:, :1] + head.prior
+    weighed = torch.cat([first, said.logits[:, 1:]], dim=1) + log_weights(orbits.poses)[..., None]
+    loss = F.cross_entropy(weighed.logsumexp(1), targets)
+    if not pose or said.upright is None:
+        return loss
+    upright = said.upright[..., 0]
+    share = orbits.aim / orbits.aim.sum(1, keepdim=True).clamp_min(1e-6)
+    which = -(share * upright.log_softmax(1)).sum(1).mean()
+    return loss + pose * (which + F.binary_cross_entropy_with_logits(upright[:, 0], orbits.upright.to(upright)))
 
 
-def _loss(head: OrbitHead, orbits: Evidence, aim: Tensor, targets: Tensor, pose: float) -> Tensor:
-    """Return the cross-entropy of the labels pooled over views, and of the views for the right label."""
-    scores = head(orbits).logits
-    loss = F.cross_entropy(scores.logsumexp(1), targets)
-    if pose:
-        own = scores.gather(2, targets[:, None, None].expand(-1, scores.shape[1], 1))[:, :, 0]
-        share = aim / aim.sum(1, keepdim=True).clamp_min(1e-12)  # of the views that are looked at
-        loss = loss - pose * (share * own.log_softmax(1)).sum(1).mean()
-    return loss
+def moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation (D,) of inputs (n, V, D), which may be in half precision, in single."""
+    count, total, squares = 0, torch.zeros((), device=inputs.device), torch.zeros((), device=inputs.device)
+    for part in inputs.split(1024):
+        rows = part.flatten(0, 1).double()
+        count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.square().sum(0)
+    mean = total / count
+    if not bool(squares.isfinite().all()):
+        raise ModelError(
+            "the model's features are NaN or infinite. Check its weights, or name other modules with features=. Nothing "
+            "was fitted."
+        )
+    deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
+    return mean.float(), deviation.float().clamp_min(1e-3)
+
+
+def _groups(head: OrbitHead, per_class: bool, rate: float) -> list[dict[str, Any]]:
+    """Return the parameters by kind: scale and prior are two numbers, learn faster, and nothing draws them to zero."""
+    decay = WEIGHT_DECAY[0 if per_class else 1]
+    return [
+        {"params": list(head.network.parameters()), "weight_decay": decay, "lr": rate},
+        {"params": [head.log_scale, head.prior], "weight_decay": 0.0, "lr": 5 * rate},
+    ]

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from headtilt.errors import ShapeError
 from headtilt.groups import invert
-from headtilt.looks import centre_crop
 from headtilt.outputs import check_finite, two_classes
-from headtilt.warp import WORDS, Interpolation, Padding, check_images, warp
+from headtilt.warp import WORDS, Interpolation, Padding, around, centre_crop, check_images, warp
 
 AT_ONCE = 64  # images in one pass
 TIE = 0.002  # a difference of answers that no one would notice
@@ -63,16 +62,11 @@ def _shifts(
     # What lies around an image that a user brings is not known. "auto" is the best guess at it: a plain ground goes on,
     # a scene goes on somehow. It is the same for all candidates, so that none sets its own examination: with its own,
     # each would be asked about other images. With "zeros", photographs would come with corners that say where up is.
-    whole = _around(tilts, 1.0 if crop is None else crop / max(images.shape[-2:]))
+    whole = around(tilts, 1.0 if crop is None else crop / max(images.shape[-2:]))
     tilted = centre_crop(warp(images, whole, padding="auto", interpolation=interpolation), crop)
     back = invert(tilts)
     answers = [_answers(ask, warp(tilted, back, padding=word, interpolation=interpolation)) for word in WORDS]
     return torch.stack([(answer - upright).abs().sum(1) / 2 for answer in answers], dim=1)
-
-
-def _around(tilts: Tensor, share: float) -> Tensor:
-    """Return tilts of a centre square in coordinates of the image around it, of whose longer side it is a share."""
-    return torch.cat([torch.cat([tilts[:, :2, :2], tilts[:, :2, 2:] * share], dim=2), tilts[:, 2:]], dim=1)
 
 
 def _answers(ask: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

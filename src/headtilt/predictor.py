@@ -16,16 +16,7 @@ from torch import Tensor, nn
 from headtilt.borrow import Masks, Model, dropout_layers, dropout_masks, undisturbed
 from headtilt.errors import ModelError, at_least, checked_seed
 from headtilt.evidence import Evaluate, Evidence, concatenate, mean_prediction
-from headtilt.outputs import (
-    as_logits,
-    check_finite,
-    checked_model,
-    feature_names,
-    feature_taps,
-    found_feature_layers,
-    logits_in,
-    pooled,
-)
+from headtilt.outputs import as_logits, check_finite, checked_model, logits_in
 from headtilt.pace import (
     ACTIVATION_BYTES,
     activations,
@@ -38,6 +29,7 @@ from headtilt.pace import (
     out_of_memory,
     takes_channels_last,
 )
+from headtilt.taps import found_taps, pooled, tap_names, tappable, taps
 from headtilt.warp import Interpolation, Padding, warp, warp_all
 
 
@@ -77,7 +69,7 @@ class Predictor:
         self.chunk = None if chunk is None else at_least("chunk", chunk, 1)
         self.autocast = autocast
         self.output_key = output_key
-        self.features = feature_names(features)
+        self.features = tap_names(features)
         self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
         self.seen: tuple[int, ...] | None = None  # (C, H, W) of the views shown last
         self.single_logit = False  # whether the model gave one logit, which is two classes inside
@@ -143,8 +135,7 @@ class Predictor:
                 return views.flatten(0, 1)[part.start - first * len(block) : part.stop - first * len(block)]
 
             found = self._chunked(len(block) * len(poses), block, view, unit=len(block)).reshape(len(poses), -1)
-            features = found.features
-            return Evidence(found.logits.transpose(0, 1), None if features is None else features.transpose(0, 1))
+            return found.transpose()
 
         with undisturbed(self.model):
             return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
@@ -156,7 +147,7 @@ class Predictor:
     def with_features(self, features: str | Sequence[str] | None) -> Predictor:
         """Return a copy that also reads features; "auto" reads none where the model has none to read."""
         other = copy.copy(self)
-        other.features = feature_names(features)
+        other.features = tap_names(features)
         return other
 
     def with_model(self, model: Model) -> Predictor:
@@ -204,12 +195,12 @@ class Predictor:
 
         with torch.no_grad(), undisturbed(self.model):
             self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
-            with feature_taps(self.model, self.features or ()) as taps:
+            with taps(self.model, self.features or ()) as read:
                 start = 0
                 while start < count:
                     chunk = self._chunk(images)
                     stop = min(start + (chunk // (unit or 1) * (unit or 1) or chunk), count)
-                    part = self._attempt(partial(views, slice(start, stop)), stop - start, images.shape[1:], taps)
+                    part = self._attempt(partial(views, slice(start, stop)), stop - start, images.shape[1:], read)
                     if part is None:
                         self.chunks[shape] = max((stop - start) // 2, 1)
                         continue
@@ -228,7 +219,7 @@ class Predictor:
         """Find out, at the first views of a shape, how many the device bears at once and in which layout they run."""
         device = shape[-1]
         if self.features == "auto":
-            self.features = found_feature_layers(self.model, self._forward, few()[:1])
+            self.features = found_taps(self.model, self._forward, few()[:1])
         if self.channels_last is None and not convolves_faster_with_channels_last(self.model, device):
             self.channels_last = False
         measured = shape in self.chunks or self.chunk is not None or not isinstance(self.model, nn.Module)
@@ -249,11 +240,11 @@ class Predictor:
             self.chunks[shape] = fitting_chunk(device, max(sizes, default=1))
 
     def _attempt(
-        self, views: Callable[[], Tensor], count: int, shape: tuple[int, ...], taps: list[list[Tensor]]
+        self, views: Callable[[], Tensor], count: int, shape: tuple[int, ...], read: list[list[Tensor]]
     ) -> Evidence | None:
         """Return the evidence of a chunk of `count` views of a shape, or None where memory ran out and less may do."""
         try:
-            return self._evidence(views(), taps)
+            return self._evidence(views(), read)
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
@@ -261,32 +252,32 @@ class Predictor:
                 raise ModelError(f"model raised on views of shape {(1, *shape)}: {error}") from error
         if count == 1:
             self.batched_passes = False  # less than one view is one pass of it
-        for tap in taps:
+        for tap in read:
             tap.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
 
-    def _evidence(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
+    def _evidence(self, views: Tensor, read: list[list[Tensor]]) -> Evidence:
         if not self.sampled:
             logits = self._forward(views)
-            return Evidence(logits, pooled(taps, 1, len(views)))
+            return Evidence(logits, pooled(read, 1, len(views)))
         if self.batched_passes is None:
-            self.batched_passes = self._passes_agree(views, taps)
+            self.batched_passes = self._passes_agree(views, read)
         # What dropout repeats must not take more memory than the chunk itself, or than activations may anyway.
         room = views.numel()
         if self.chunk is None:
             room = max(room, ACTIVATION_BYTES[kind_of(views.device)] // views.element_size())
         most = room // max(self.passes * self.repeated, 1) if self.batched_passes else len(views)
-        return concatenate([self._averaged(part, taps) for part in views.split(max(most, 1))])
+        return concatenate([self._averaged(part, read) for part in views.split(max(most, 1))])
 
-    def _averaged(self, views: Tensor, taps: list[list[Tensor]]) -> Evidence:
+    def _averaged(self, views: Tensor, read: list[list[Tensor]]) -> Evidence:
         """Return the evidence of views averaged over the dropout passes."""
         stacked = self._batched(views, self.passes) if self.batched_passes else self._one_by_one(views, self.passes)
-        features = pooled(taps, self.passes, len(views))
+        features = pooled(read, self.passes, len(views))
         return Evidence(mean_prediction(stacked), features)
 
-    def _passes_agree(self, views: Tensor, taps: list[list[Tensor]]) -> bool:
+    def _passes_agree(self, views: Tensor, read: list[list[Tensor]]) -> bool:
         """Return whether running the passes as one batch behind the first dropout layer is the plain computation."""
         # Two different views: one alone could be broadcast where a model adds what was repeated to what was not.
         few = views[:2] if len(views) > 1 else torch.cat([views, views.flip(-1)])
@@ -296,7 +287,7 @@ class Predictor:
         except ModelError:
             return False
         finally:
-            for tap in taps:
+            for tap in read:
                 tap.clear()
 
     def _one_by_one(self, views: Tensor, passes: int) -> Tensor:
@@ -316,7 +307,8 @@ class Predictor:
             with ExitStack() as stack:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
-                output = self.model(views)
+                # Compiled code passes the taps by.
+                output = (tappable(self.model) if self.features else self.model)(views)
             self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
         except Exception as error:
             if isinstance(error, ModelError) or out_of_memory(error):

@@ -36,7 +36,7 @@ def accurate(levels: Sequence[Group] | None = None) -> dict[str, Any]:
     Call `fit` afterwards: without it no class bias is removed.
     """
     levels = affine_levels() if levels is None else list(levels)
-    return {"levels": levels, "search": "joint", "budget": 72 if len(levels) == 1 else 216, "readout": "marginal"}
+    return {"levels": levels, "search": "joint", "budget": 36 if len(levels) == 1 else 48, "readout": "marginal"}
 
 
 def fast(levels: Sequence[Group] | None = None) -> dict[str, Any]:

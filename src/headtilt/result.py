@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headtilt import back
-from headtilt.errors import OptionError, at_least
+from headtilt.errors import OptionError, at_least, is_number
 from headtilt.evidence import Evidence
 from headtilt.evidence import concatenate as join_evidence
 from headtilt.groups import Group, decompose, invert
@@ -109,22 +109,41 @@ Trace = tuple[LevelTrace, ...] | tuple[LatticeTrace, ...]
 
 
 @dataclass(frozen=True)
+class Posture:
+    """How images lie by a head's posterior over the views that were seen.
+
+    Attributes:
+        pose: (B, 3, 3), what turns each image upright.
+        tilted: (B,), log-odds that the image did not come upright.
+        confidence: (B,), how probable it is that the right pose is near this one.
+    """
+
+    pose: Tensor
+    tilted: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True)
 class Found:
     """What a walk through the poses found for a batch.
 
     Attributes:
         beam: The final hypotheses, ranked.
         trace: What was seen on the way.
+        root: (B, Y), the calibrated logits of the images as they came.
         marginal: (B, Y), logsumexp of the logits over all views seen.
         near: (B, Y), the same over the views near the identity alone.
         views: (B,), how many views were seen.
+        posture: How the images lie; None where no head tells.
     """
 
     beam: Beam
     trace: Trace
+    root: Tensor
     marginal: Tensor
     near: Tensor
     views: Tensor
+    posture: Posture | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +159,8 @@ class SearchResult:
             Images that a gate let go early hold NaN, −1 or False there; it is empty where all of them went.
         bare: (B, Y), the bare model's own logits of the images as they came.
         gated: (B,), whether the gate kept the bare model's own answer.
+        pose_confidence: (B,), how probable it is, by a fitted head, that the right pose is near `pose`; NaN where no
+            head tells.
         images: (B, C, H, W), the images as they came.
         padding: How views were padded.
         interpolation: How views were resampled.
@@ -154,8 +175,9 @@ class SearchResult:
     trace: Trace
     bare: Tensor
     gated: Tensor
+    pose_confidence: Tensor
     images: Tensor
-    padding: Padding = "zeros"
+    padding: Padding = "auto"
     interpolation: Interpolation = "bilinear"
     multilabel: bool = False
     temperature: float = 1.0
@@ -186,9 +208,21 @@ class SearchResult:
         best = probabilities.topk(min(k, probabilities.shape[-1]), dim=-1)
         return best.indices, best.values
 
-    def canonical(self) -> Tensor:
-        """Return the images (B, C, H, W) with the perturbation undone, resampled once from the originals."""
-        return warp(self.images, self.pose, padding=self.padding, interpolation=self.interpolation)
+    def canonical(self, min_confidence: float = 0.0) -> Tensor:
+        """Return the images (B, C, H, W) with the perturbation undone, resampled once from the originals.
+
+        Args:
+            min_confidence: Images whose pose is less probable than that stay as they came; needs a fitted head.
+        """
+        if not is_number(min_confidence) or not 0 <= float(min_confidence) <= 1:
+            raise OptionError(f"min_confidence must be a probability between 0 and 1; got {min_confidence!r}.")
+        turned = warp(self.images, self.pose, padding=self.padding, interpolation=self.interpolation)
+        stays = (self.pose == torch.eye(3, dtype=self.pose.dtype, device=self.pose.device)).flatten(1).all(1)
+        if min_confidence > 0:
+            if bool(self.pose_confidence.isnan().any()):
+                raise OptionError("min_confidence needs a head that tells poses: call fit first, or leave it out.")
+            stays = stays | (self.pose_confidence < min_confidence)
+        return torch.where(stays[:, None, None, None], self.images, turned)
 
     @property
     def quarters(self) -> Tensor:
@@ -279,6 +313,11 @@ def scatter(whole: Found, found: Found, rows: Tensor) -> Found:
     In the trace, which only those images have, all others hold NaN, −1 or False.
     """
     beam = found.beam
+    posture = found.posture
+    if posture is not None and whole.posture is not None:
+        posture = Posture(
+            *(getattr(whole.posture, part.name).index_copy(0, rows, getattr(posture, part.name)) for part in fields(posture))
+        )
     changes = {
         name: getattr(whole.beam, name).index_copy(0, rows, getattr(beam, name))
         for name in ("pose", "confidence", "accumulated", "active")
@@ -288,9 +327,11 @@ def scatter(whole: Found, found: Found, rows: Tensor) -> Found:
     return Found(
         beam=replace(whole.beam, evidence=Evidence(logits), **changes),
         trace=cast(Trace, tuple(_spread_out(level, rows, batch) for level in found.trace)),
+        root=whole.root,
         marginal=whole.marginal.index_copy(0, rows, found.marginal),
         near=whole.near.index_copy(0, rows, found.near),
         views=whole.views.index_copy(0, rows, found.views),
+        posture=posture,
     )
 
 
@@ -320,6 +361,7 @@ def concatenate(results: Sequence[SearchResult]) -> SearchResult:
         views=torch.cat([result.views for result in results]),
         bare=torch.cat([result.bare for result in results]),
         gated=torch.cat([result.gated for result in results]),
+        pose_confidence=torch.cat([result.pose_confidence for result in results]),
         images=torch.cat([result.images for result in results]),
         hypotheses=_stack([result.hypotheses for result in results]),
         trace=cast(Trace, tuple(_stack(level) for level in zip(*traces, strict=True))),

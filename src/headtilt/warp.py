@@ -231,3 +231,21 @@ def _by_kind(flat: Tensor, coloured: Callable[[Rows], Tensor], mirrored: Callabl
     first = coloured(some)
     shape = (*first.shape[:axis], len(flat), *first.shape[axis + 1 :])
     return first.new_empty(shape).index_copy_(axis, some, first).index_copy_(axis, others, mirrored(others))
+
+
+def centre_crop(images: Tensor, side: int | None) -> Tensor:
+    """Return the centre square (B, C, side, side), or the images themselves where side is None."""
+    if side is None:
+        return images
+    height, width = images.shape[-2:]
+    if side > min(height, width):
+        raise OptionError(f"crop must fit into the images; got {side} for {height}×{width}.")
+    top, left = (height - side) // 2, (width - side) // 2
+    return images[..., top : top + side, left : left + side]
+
+
+def around(transforms: Tensor, share: float) -> Tensor:
+    """Return transforms (…, 3, 3) of a centre square in coordinates of the image of whose longer side it is a share."""
+    factors = torch.ones(3, 3, dtype=transforms.dtype, device=transforms.device)
+    factors[:2, 2] = share
+    return transforms * factors

@@ -17,14 +17,15 @@ from headtilt.borrow import Model
 from headtilt.calibrate import Calibrator, checked_calibrator
 from headtilt.confidence import Confidence
 from headtilt.errors import DataError, OptionError, ShapeError, is_number, one_of
-from headtilt.fit import Fitter, Method
+from headtilt.fit import Fitter, Method, hint
 from headtilt.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.groups import Group, rotation
 from headtilt.head import HeadRecipe
-from headtilt.outputs import checked_features
 from headtilt.predictor import Predictor
+from headtilt.progress import Progress, on_terminal
 from headtilt.result import SearchResult, concatenate
 from headtilt.search.plan import make_plan, plan_options
+from headtilt.taps import checked_features
 from headtilt.warp import Interpolation, Padding, all_finite, check_images, checked_padding
 
 log = logging.getLogger("headtilt")
@@ -56,13 +57,16 @@ class ITS(nn.Module):
         mc_sampled: Sample dropout even for a single pass.
         seed: Seed of the dropout masks and of the Boltzmann traversal.
         readout: "incumbent" answers with the best hypothesis, "marginal" sums the evidence over all views seen.
-        padding: What lies outside the image: "zeros", "border", "reflection", a number, or a number per channel.
+        padding: What lies outside the image: "zeros", "border", "reflection", a number, or a number per channel. "auto"
+            goes on with the colour of an image's frame where it is one colour, and reflects the image elsewhere; `fit`
+            then tries the others, too, and keeps the best.
         interpolation: "bilinear", "nearest" or "bicubic".
         chunk: Views per forward pass; None chooses.
         autocast: Reduced-precision dtype for `torch.autocast`, or None.
         output_key: Where the logits are if the model returns a dict or an object.
-        features: Modules whose inputs are the features that `fit` uses; "auto" finds them where there are any, None
-            uses logits alone.
+        features: What a fitted head reads beside the logits: names of modules, for what they are given, or with
+            ":out" behind them for what they give. "auto" finds the outputs of the model's blocks and the inputs of its
+            last linear layers, where there are any; None uses logits alone.
         calibrator: From Evidence to Evidence; usually set by `fit`. "batch" balances each batch by itself, assuming
             that all classes are equally frequent in it.
         gate: How strongly the search must beat the bare model's answer: "cautious" (fits any model, and costs upright
@@ -89,7 +93,7 @@ class ITS(nn.Module):
         mc_sampled: bool = False,
         seed: int = 0,
         readout: Literal["incumbent", "marginal"] = "incumbent",
-        padding: Padding = "zeros",
+        padding: Padding = "auto",
         interpolation: Interpolation = "bilinear",
         chunk: int | None = None,
         autocast: torch.dtype | None = None,
@@ -180,26 +184,25 @@ class ITS(nn.Module):
         recipe: HeadRecipe | None = None,
         early_exit: bool = True,
         crop: int | None = None,
-        views: int | None = None,
         seed: int = 0,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | bool | None = None,
     ) -> ITS:
         """Fit a calibrator and a gate from unlabelled upright images, and return the wrapper itself.
 
         Args:
             images: (n, C, H, W) raw pixels, or a loader of such batches (labels beside them are ignored).
-            held_out: Other upright images, from which early stopping and the gate's thresholds come; None sets a fifth
-                of `images` aside. A classifier is surer of the images it was trained on than it will be of new ones, so
-                that a promise is worth more if these were not among them.
+            held_out: Other upright images, from which the gate's thresholds come. None sets a fifth of many `images`
+                aside; few take turns. A classifier is surer of the images it was trained on than it will be of new
+                ones, so that a promise is worth more if these were not among them.
             method: "head" (the best), "balance" (a linear map of the logits), "bias" (one number per class),
                 "prototypes", "neighbours", or "keep" (a gate alone, for the calibrator there is).
             promise: Points of upright accuracy that the search may cost at most; None fits no gate.
             recipe: How a head is trained; see `HeadRecipe`.
             early_exit: Whether the gate may let images go after a single view.
             crop: Side of the centre square that the model sees, where the fit images are larger.
-            views: Views per orbit in fitting; None chooses.
             seed: Seeds everything random.
-            progress: Called with (stage, done, total).
+            progress: True shows on a terminal how far it is and how long it will take; a function is called with
+                (stage, views done, views in all).
 
         Nothing changes unless the whole fit succeeds. The classifier never changes.
         """
@@ -209,9 +212,8 @@ class ITS(nn.Module):
             raise OptionError(
                 'method="keep" fits a gate for a fixed calibrator, and calibrator="batch" is another for each batch.'
             )
-        # A balance reads logits alone, but its gate reads features, too.
-        blind = method in ("balance", "bias") and promise is None
-        predictor = self.predictor.with_features(None if blind else self.features)
+        reads = method in ("head", "prototypes", "neighbours") or (method == "keep" and self.predictor.features)
+        predictor = self.predictor.with_features(self.features if reads else None)
         fitter = Fitter(
             predictor,
             self.plan,
@@ -221,22 +223,19 @@ class ITS(nn.Module):
             calibrator=None if self.calibrator == "batch" else self.calibrator,
             recipe=recipe or HeadRecipe(),
             readout=self.readout,
-            views=views,
             promise=promise if promise is None or isinstance(promise, Promise) else Promise(promise),
             early_exit=early_exit,
             crop=crop,
             seed=seed,
-            progress=progress,
+            progress=on_terminal() if progress is True else progress or None,
         )
         with torch.inference_mode(False), torch.no_grad():  # a head is trained, which inference mode would forbid
             fitted = fitter.fit(images, held_out)
-        self.predictor, self.calibrator, self.gate, self.report = (
-            predictor,
-            fitted.calibrator,
-            fitted.gate,
-            fitted.report,
-        )
+        self.predictor, self.calibrator, self.gate = predictor, fitted.calibrator, fitted.gate
+        self.padding, self.report = fitted.padding, fitted.report
         log.info("fitted: %s", self.report)
+        if advice := hint(self.report):
+            log.warning("%s", advice)
         return self
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -353,7 +352,6 @@ class ITS(nn.Module):
             self.readout,
             self.padding,
             self.interpolation,
-            temperature=float(self.report.get("temperature", 1.0)),
         )
         return searcher.blocks(images)
 

@@ -14,8 +14,9 @@ from headtilt.adapters import Adapted, sidecar
 from headtilt.adapters.photometric import BlackBox
 from headtilt.borrow import undisturbed
 from headtilt.errors import DataError, MissingExtraError, ModelError, OptionError
-from headtilt.outputs import as_vectors, feature_taps, logits_in
+from headtilt.outputs import logits_in
 from headtilt.predictor import Predictor
+from headtilt.taps import taps
 
 FEATURES = "features/"  # outputs so named hold what the layer named behind it reads
 TYPES = {
@@ -148,9 +149,9 @@ class Readable(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return logits (B, Y), and features (B, D) for each layer."""
-        with feature_taps(self.model, self.layers) as taps:
+        with taps(self.model, self.layers) as read:
             logits = logits_in(self.model(images), "logits")
-        return (logits, *(as_vectors(tap[0]) for tap in taps))
+        return (logits, *(tap[0] for tap in read))
 
 
 def providers(device: str, available: list[str]) -> list[Any]:

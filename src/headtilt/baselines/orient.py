@@ -13,10 +13,10 @@ from torch import Tensor
 from headtilt.data.perturb import cropped_transforms, derived_seed, draw_nearly, turn
 from headtilt.evidence import Evidence, floored
 from headtilt.groups import Group, invert, quarter_turns
-from headtilt.looks import centre_crop
+
 from headtilt.predictor import Predictor
 from headtilt.search.joint import lattice, matrices, spread
-from headtilt.warp import Padding, warp
+from headtilt.warp import Padding, centre_crop, warp
 
 NEARNESS = 0.35  # distance ‖P·T − I‖ at which a pose counts half as much or so: a turn by 15°
 EXAMPLES = 49_152  # looks at images from which it learns

@@ -25,8 +25,7 @@ from headtilt.groups import (
     translate_x,
     translate_y,
 )
-from headtilt.looks import centre_crop
-from headtilt.warp import Padding, warp
+from headtilt.warp import Padding, centre_crop, warp
 
 Mode = Literal["each", "run", "grid"]
 BATCH = 128  # the batch over which the paper takes its Frobenius norms

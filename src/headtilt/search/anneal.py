@@ -50,6 +50,11 @@ class Anneal:
         if self.cold > self.hot:
             raise OptionError(f"cold must not be above hot; got cold={self.cold}, hot={self.hot}.")
 
+    @property
+    def most_views(self) -> int:
+        """Most views of one image."""
+        return self.budget
+
     def search(self, evaluate: Evaluate, root: Evidence) -> Found:
         """Return the best hypotheses that the walk passed."""
         measure = resolve(self.confidence)
@@ -73,7 +78,7 @@ class Anneal:
             accept = luck.log().to(score) * self.hot * heat < score - level
             here = torch.where(accept[:, None], proposal, here)
             level = torch.where(accept, score, level)
-        return harvest(self.levels, seen, judge(measure, seen), self.hypotheses)
+        return harvest(self.levels, seen, judge(measure, seen), self.hypotheses, root)
 
 
 def _span(group: Group) -> float:

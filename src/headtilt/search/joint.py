@@ -18,10 +18,12 @@ from headtilt.errors import OptionError, at_least
 from headtilt.evidence import Evaluate, Evidence, concatenate
 from headtilt.groups import FiniteGroup, Group, check_levels, reflection
 from headtilt.predictor import everywhere
-from headtilt.result import Beam, Found, LatticeTrace, near_identity
+from headtilt.result import Beam, Found, LatticeTrace, Posture, near_identity
 from headtilt.search.tree import judged, select
 
-GLANCES = 6  # views that may already decide
+REFERENCE_VIEWS = 24  # as many as all views beside the identity count for, where there are more of them
+CANDIDATES = 8  # views among which the pose with the most mass around it is looked for
+POSE_WIDTH = 0.25  # distance ‖A − B‖ within which views speak for the same pose: a turn by 10°
 
 
 @dataclass(frozen=True)
@@ -67,39 +69,25 @@ class Joint:
         refined = sum(self.hypotheses >> number for number in range(halved)) + self.rounds - halved
         return self.budget - refined * 2 * len(self.levels)
 
-    @property
-    def glances(self) -> list[int]:
-        """Places in the lattice of a few views that cover it evenly, the identity in their middle."""
-        stride = max(self.coarse // GLANCES, 1)
-        around = range(self.coarse // 2 - GLANCES // 2 * stride, self.coarse, stride)
-        return [place for place in around if place >= 0][:GLANCES] if self.coarse >= GLANCES else [self.coarse // 2]
-
-    def glance(self, evaluate: Evaluate, root: Evidence) -> Seen:
-        """Return the first few views of the lattice, which may already decide; `search` goes on from there."""
-        points = lattice(self.levels, self.coarse)[self.glances].to(root.logits)
-        return look(evaluate, self.levels, points[None], root)
-
-    def judged(self, seen: Seen) -> Found:
+    def judged(self, seen: Seen, root: Evidence) -> Found:
         """Return the best hypotheses among views seen so far."""
-        return harvest(self.levels, seen, judge(resolve(self.confidence), seen), self.hypotheses)
+        return harvest(self.levels, seen, judge(resolve(self.confidence), seen), self.hypotheses, root)
 
-    def search(self, evaluate: Evaluate, root: Evidence, seen: Seen | None = None) -> Found:
+    @property
+    def most_views(self) -> int:
+        """Most views of one image."""
+        return self.budget
+
+    def search(self, evaluate: Evaluate, root: Evidence) -> Found:
         """Return the best hypotheses over the lattice and its refinements.
 
         Args:
             evaluate: What the classifier says of views.
             root: Evidence (B, …) of the images as they came; the lattice holds the identity and inherits it.
-            seen: What a `glance` at these images saw, which is not looked at again.
         """
         measure = resolve(self.confidence)
         points = lattice(self.levels, self.coarse).to(root.logits)
-        if seen is None:
-            seen = look(evaluate, self.levels, points[None], root)
-        else:
-            known = set(self.glances)
-            rest = points[[place for place in range(self.coarse) if place not in known]]
-            if len(rest):
-                seen = join(seen, look_everywhere(evaluate, self.levels, rest, root.logits.shape[0]))
+        seen = look(evaluate, self.levels, points[None], root)
         step = torch.tensor([first_step(group, self.coarse) for group in self.levels]).to(points)
         for keep in self.survivors:
             best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], keep)
@@ -108,7 +96,7 @@ class Joint:
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
             seen = join(seen, look(evaluate, self.levels, around))
             step = step / 2
-        return self.judged(seen)
+        return self.judged(seen, root)
 
 
 @dataclass(frozen=True)
@@ -118,10 +106,6 @@ class Seen:
     coordinates: Tensor
     poses: Tensor
     evidence: Evidence
-
-    def at(self, rows: Tensor) -> Seen:
-        """Return the views of the images at `rows`."""
-        return Seen(self.coordinates[rows], self.poses[rows], self.evidence.at(rows))
 
 
 def check_pointwise(confidence: str | Confidence) -> None:
@@ -218,13 +202,6 @@ def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root:
     return Seen(coordinates.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), found)
 
 
-def look_everywhere(evaluate: Evaluate, levels: Sequence[Group], points: Tensor, batch: int) -> Seen:
-    """Return the views of each of `batch` images at the same points (V, L)."""
-    poses = matrices(levels, points)
-    evidence = everywhere(evaluate, batch, poses).reshape(batch, points.shape[0])
-    return Seen(points.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), evidence)
-
-
 def join(first: Seen, second: Seen) -> Seen:
     """Return the views of both."""
     return Seen(
@@ -241,13 +218,14 @@ def judge(measure: Confidence, seen: Seen) -> Tensor:
     return judged(measure, seen.evidence.reshape(batch, 1, views), Orbit(reflection(), views), active)[:, 0]
 
 
-def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int) -> Found:
+def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int, root: Evidence) -> Found:
     """Return the best views as hypotheses, at most one per label, and the marginals over all of them."""
     chosen = select(confidence[:, None], seen.evidence.labels[:, None], keep)
     rows, index = torch.arange(chosen.shape[0], device=chosen.device)[:, None], chosen.clamp_min(0)
     taken = confidence[rows, index]
-    logits = seen.evidence.logits
+    weighed = seen.evidence.logits + log_weights(seen.poses)[..., None]
     close = near_identity(seen.poses)[..., None]
+    upright = seen.evidence.upright
     return Found(
         beam=Beam(
             pose=seen.poses[rows, index],
@@ -259,7 +237,68 @@ def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int
         trace=(
             LatticeTrace(levels, seen.coordinates, seen.poses, confidence, seen.evidence.energy, seen.evidence.labels),
         ),
-        marginal=logits.logsumexp(1),
-        near=logits.masked_fill(~close, float("-inf")).logsumexp(1),
+        root=root.logits,
+        marginal=weighed.logsumexp(1),
+        near=weighed.masked_fill(~close, float("-inf")).logsumexp(1),
         views=torch.full_like(chosen[:, 0], confidence.shape[1]),
+        posture=None if upright is None else posture(levels, seen.coordinates, seen.poses, upright[..., 0]),
     )
+
+
+def log_weights(poses: Tensor) -> Tensor:
+    """Return by how much the evidence of views (…, V) counts: a sum over poses must not depend on how many are seen.
+
+    The image as it came counts as one view. All others together count as 24 where they are more: else an upright image,
+    which has one view that is right, would lose to a dense lattice.
+
+    Args:
+        poses: (…, V, 3, 3).
+    """
+    weight = -math.log(max((poses.shape[-3] - 1) / REFERENCE_VIEWS, 1))
+    return torch.where(is_identity(poses), 0.0, weight).to(poses)
+
+
+def is_identity(poses: Tensor) -> Tensor:
+    """Return whether poses (…, 3, 3) are exactly the identity."""
+    return (poses == torch.eye(3, dtype=poses.dtype, device=poses.device)).flatten(-2).all(-1)
+
+
+def posture(levels: Sequence[Group], coordinates: Tensor, poses: Tensor, upright: Tensor) -> Posture:
+    """Return how images lie by the posterior over views: where most of it is gathered, and the mean there.
+
+    Args:
+        levels: The groups.
+        coordinates: (B, V, L), parameters of the views.
+        poses: (B, V, 3, 3).
+        upright: (B, V), log-odds that a view is upright.
+    """
+    weighed = upright + log_weights(poses)
+    share = weighed.softmax(1)
+    candidates = share.topk(min(CANDIDATES, share.shape[1]), dim=1).indices
+    rows = torch.arange(share.shape[0], device=share.device)[:, None]
+    apart = (poses[rows, candidates][:, :, None] - poses[:, None]).flatten(3).square().sum(3)
+    around = share[:, None] * torch.exp(-apart / (2 * POSE_WIDTH**2))
+    best = around.sum(2).argmax(1, keepdim=True)
+    local = around.gather(1, best[..., None].expand(-1, -1, around.shape[2]))[:, 0]
+    centre = coordinates[rows, candidates.gather(1, best)]
+    moved = centre[:, 0] + (local[..., None] * _difference(levels, coordinates - centre)).sum(1) / local.sum(1)[:, None]
+    close = near_identity(poses)
+    here = weighed.masked_fill(~close, float("-inf")).logsumexp(1)
+    away = weighed.masked_fill(close, float("-inf")).logsumexp(1)
+    # The image as it came is the only view that is not resampled, and has a word of its own.
+    own = upright.masked_fill(~is_identity(poses), float("-inf")).amax(1)
+    return Posture(matrices(levels, wrap(levels, moved)), away - here - own, local.sum(1).clamp_max(1))
+
+
+def _difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
+    """Return differences of coordinates (…, L) by the shorter way round; elements of finite groups have no mean."""
+    columns = []
+    for place, group in enumerate(levels):
+        difference = apart[..., place]
+        if isinstance(group, FiniteGroup):
+            difference = torch.zeros_like(difference)
+        elif group.periodic:
+            turn = group.high - group.low
+            difference = (difference + turn / 2) % turn - turn / 2
+        columns.append(difference)
+    return torch.stack(columns, dim=-1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from headtilt.errors import one_of
 from headtilt.evidence import Evidence
 from headtilt.groups import Group
-from headtilt.result import Found, scatter
+from headtilt.result import Found, Posture, scatter
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint
 from headtilt.search.tree import Tree, root_beam, take
@@ -40,7 +40,7 @@ def plan_options(plan: Plan) -> dict[str, Any]:
     return {**{item.name: getattr(plan, item.name) for item in fields(plan)}, "search": name}
 
 
-def settled(root: Evidence, found: Found | None, left: Tensor, slots: int, views: Tensor) -> Found:
+def settled(root: Evidence, found: Found | None, left: Tensor, slots: int) -> Found:
     """Return what was found for the images at `left`, and for all others the image as it came, in the first slot.
 
     Args:
@@ -48,10 +48,13 @@ def settled(root: Evidence, found: Found | None, left: Tensor, slots: int, views
         found: Of the images at `left`; None where there are none.
         left: Which images were searched.
         slots: Hypotheses per image.
-        views: (B,), how many views each of the others was shown.
     """
     index = torch.zeros(len(root.logits), slots, dtype=torch.long, device=root.logits.device)
     beam = take(root_beam(Evidence(root.logits)), index)
     beam = replace(beam, active=(torch.arange(slots, device=index.device) == 0).expand_as(beam.active))
-    whole = Found(beam, (), root.logits, root.logits, views)
+    upright = root.upright
+    posture = None
+    if upright is not None:
+        posture = Posture(beam.pose[:, 0], -upright[:, 0], upright[:, 0].sigmoid())
+    whole = Found(beam, (), root.logits, root.logits, root.logits, torch.ones_like(root.labels), posture)
     return whole if found is None else scatter(whole, found, left)

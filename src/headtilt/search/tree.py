@@ -14,7 +14,7 @@ from headtilt.errors import OptionError, at_least, checked_seed, one_of, positiv
 from headtilt.evidence import Evaluate, Evidence
 from headtilt.groups import Group, OneParameterGroup, check_levels, identity_index
 from headtilt.predictor import everywhere
-from headtilt.result import Beam, Found, LevelTrace, near_identity
+from headtilt.result import Beam, Found, LevelTrace, Posture, near_identity
 
 RANKINGS = ("energy", "last", "accumulated", "support")
 
@@ -78,6 +78,12 @@ class Tree:
         """Most views that one level holds at once for one image."""
         return self.hypotheses * max(len(group.grid(self.samples)) for group in self.levels)
 
+    @property
+    def most_views(self) -> int:
+        """Most views of one image."""
+        fresh = [len(group.grid(self.samples)) - 1 for group in self.levels]
+        return 1 + fresh[0] + self.hypotheses * sum(fresh[1:])
+
     def search(self, evaluate: Evaluate, root: Evidence) -> Found:
         """Return what the walk finds; see `search`."""
         return search(evaluate, root, self)
@@ -98,6 +104,7 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
     marginal, near, views = root.logits, root.logits, torch.ones_like(root.labels)
     support = count_labels(root.labels[:, None], root.logits.shape[-1])
     trace = []
+    poses_seen, upright_seen = [beam.pose], [root.upright]
     for depth, group in enumerate(tree.levels):
         orbit = Orbit(group, len(group.grid(tree.samples)))
         poses, evidence = expand(evaluate, beam, orbit, alike=depth == 0)
@@ -112,6 +119,9 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
         near = torch.logaddexp(near, fresh.masked_fill(~close[..., None], float("-inf")).flatten(1, 2).logsumexp(1))
         support = support + count_labels(evidence.labels[:, :, new], support.shape[-1], beam.active)
         views = views + beam.active.sum(1) * (orbit.samples - 1)
+        if evidence.upright is not None:
+            poses_seen.append(poses[:, :, new].flatten(1, 2))
+            upright_seen.append(evidence.upright[:, :, new].flatten(1, 2)[..., 0])
         trace.append(
             LevelTrace(
                 group=group,
@@ -126,7 +136,20 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
             )
         )
         beam = _descend(beam, poses, evidence, confidence, scores, chosen)
-    return Found(rank(beam, str(tree.ranking), support), tuple(trace), marginal, near, views)
+    ranked = rank(beam, str(tree.ranking), support)
+    posture = _posture(poses_seen, upright_seen) if root.upright is not None else None
+    return Found(ranked, tuple(trace), root.logits, marginal, near, views, posture)
+
+
+def _posture(poses: list[Tensor], upright: list[Tensor | None]) -> Posture:
+    """Return how images lie by the views of all levels: the likeliest one. Views crowd where the tree went."""
+    seen = torch.cat(poses, 1)
+    score = torch.cat([part.flatten(1) for part in upright if part is not None], 1)
+    share, best = score.softmax(1).max(1)
+    close = near_identity(seen)
+    here = score.masked_fill(~close, float("-inf")).amax(1)
+    away = score.masked_fill(close, float("-inf")).amax(1)
+    return Posture(seen[torch.arange(len(best), device=best.device), best], away - here, share)
 
 
 def root_beam(root: Evidence) -> Beam:
@@ -177,10 +200,12 @@ def expand(evaluate: Evaluate, beam: Beam, orbit: Orbit, *, alike: bool = False)
         return whole.masked_fill(~beam.active[..., None, None], empty)
 
     logits = assemble(beam.evidence.logits, seen.logits if seen else None, float("-inf"))
-    features = beam.evidence.features
+    features, upright = beam.evidence.features, beam.evidence.upright
     if features is not None:
         features = assemble(features, seen.features if seen else None, 0.0)
-    return poses, Evidence(logits, features)
+    if upright is not None:
+        upright = assemble(upright, seen.upright if seen else None, float("-inf"))
+    return poses, Evidence(logits, features, upright)
 
 
 def _occupied(active: Tensor) -> Tensor:

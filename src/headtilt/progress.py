@@ -1,0 +1,46 @@
+"""How far a long job is: one line on a terminal, and nothing at all where there is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+Progress = Callable[[str, int, int], None]
+"""``(stage, done, total)``: called as a job goes on."""
+
+EVERY = 0.2  # seconds between two writings of the line
+
+
+def on_terminal(stream: TextIO | None = None) -> Progress | None:
+    """Return what writes progress and the time that is left over one line of a terminal; None where there is none.
+
+    Args:
+        stream: Where to write; stderr by default.
+    """
+    out = sys.stderr if stream is None else stream
+    if not out.isatty():
+        return None
+    began = time.monotonic()
+    last = 0.0
+
+    def tell(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done < total and now - last < EVERY:
+            return
+        last = now
+        left = (now - began) * (total - done) / max(done, 1)
+        line = f"{100 * done / max(total, 1):3.0f} %  {duration(left)} left  {stage}"
+        out.write(f"\r{line:<70}" + ("\n" if done >= total else ""))
+        out.flush()
+
+    return tell
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words: 45 s, 12 min, 3 h."""
+    if seconds < 99:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5940 else f"{seconds / 3600:.0f} h"
