@@ -100,8 +100,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise DataError(
-            f"{path} has bundle format {found!r}; this version reads {FORMAT}, whose heads read several depths and whose "
-            "gates are other. Fit again with headtilt fit or robust.fit, and save."
+            f"{path} has bundle format {found!r}; this version reads {FORMAT}, whose heads read several depths. "
+            "Fit again with headtilt fit or robust.fit, and save."
         )
     if not (path / TENSORS).is_file() or _digest(path / TENSORS) != config.get("sha256"):
         raise DataError(f"{path / TENSORS} is missing or not the file that {CONFIG} describes. Save the bundle again.")
@@ -164,8 +164,8 @@ def _describe_calibrator(calibrator: Any) -> dict[str, Any] | None:
     if isinstance(calibrator, Balance):
         return {"kind": "balance"}
     if isinstance(calibrator, OrbitHead):
-        last = calibrator.network[-1]
-        return {"kind": "head", "source": calibrator.source, "hidden": last.in_features, "outputs": last.out_features - 1}
+        outputs, hidden = calibrator.network.state_dict()["7.weight"].shape
+        return {"kind": "head", "source": calibrator.source, "hidden": hidden, "outputs": outputs - 1}
     if isinstance(calibrator, Prototypes):
         return {"kind": "prototypes"}
     if isinstance(calibrator, Neighbours):

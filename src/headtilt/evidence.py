@@ -39,8 +39,9 @@ class Evidence:
         return self._each(lambda part: part.transpose(0, 1))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Evidence:
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Evidence(**{name: None if part is None else change(part) for name, part in parts.items()})
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: dict[str, Any] = {name: None if part is None else change(part) for name, part in parts.items()}
+        return Evidence(**changed)
 
     @property
     def log_probs(self) -> Tensor:
@@ -65,7 +66,7 @@ def floored(logits: Tensor) -> Tensor:
 
 def concatenate(parts: Sequence[Evidence], dim: int = 0) -> Evidence:
     """Return the evidence of all parts along one of the leading axes; what not all parts have is left out."""
-    joined = {}
+    joined: dict[str, Any] = {}
     for field in fields(Evidence):
         values = [getattr(part, field.name) for part in parts]
         known = [value for value in values if value is not None]

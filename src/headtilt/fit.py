@@ -9,7 +9,7 @@ calibrator that it had a part in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,12 +22,13 @@ from headtilt.calibrate import Balance, Calibrator, as_it_came, fit_balance, fit
 from headtilt.distances import fit_neighbours, fit_prototypes
 from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.evidence import Evidence, concatenate
-from headtilt.gate import Gate, Promise, against, exit_for, margin_for, quantile_for
+from headtilt.gate import Gate, Promise, against, exit_for, margin_for, quantile_for, rival
 from headtilt.groups import FiniteGroup, decompose
 from headtilt.head import HeadRecipe, fit_head
 from headtilt.padding import choose_padding
 from headtilt.predictor import Predictor
-from headtilt.sampler import Orbits, Sampler
+from headtilt.progress import Progress
+from headtilt.sampler import Orbits, Sampler, draw_nearly
 from headtilt.search.joint import log_weights
 from headtilt.search.plan import Plan
 from headtilt.warp import Interpolation, Padding, all_finite, check_images
@@ -46,7 +47,6 @@ MOST_KEPT = {"cpu": 2**28, "cuda": 2**33}  # numbers of evidence kept at once, i
 TURNED = 10.0  # degrees by which an upright image must not be turned
 KEPT_NEARLY_ALL = 90.0  # per cent of tilted answers: a gate that keeps more has next to no effect
 TRAINING_SHARE = 10  # a tenth of the progress is for the head itself
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,9 @@ class Fitting:
         padding, scores = self._padding(tell)
         sampler = Sampler(how.predictor, how.plan.levels, padding, how.interpolation, how.crop, how.views_each)
         looks = self._looks(sampler, tell) if cost["looks"] else None
-        calibrators = [self._calibrator(fold.train, looks, upright, number, tell) for number, fold in enumerate(self.folds)]
+        calibrators = [
+            self._calibrator(fold.train, looks, upright, number, tell) for number, fold in enumerate(self.folds)
+        ]
         everything = torch.cat([self.folds[0].train, self.folds[0].held_out])
         final = calibrators[0]
         if len(self.folds) > 1:
@@ -275,13 +277,22 @@ class Fitting:
         how, draws = self.fitter, self.seeds.numbers("tilts")
         count = len(self.images)
         parts, shown, kept = [], [], 0
+
+        def looked(views: int) -> None:
+            tell("looking at tilted images", views)
+
         for _ in range(how.looks):
             for rows in torch.from_numpy(draws.permutation(count)).split(256):
                 presented = sampler.draw(len(rows), how.recipe.upright, max(self.images.shape[-2:]), draws)
                 seen = sampler.orbits(
-                    self.images[rows], presented, sampler.poses(draws), lambda done: tell("looking at tilted images", done)
+                    self.images[rows],
+                    presented,
+                    sampler.poses(draws),
+                    lambda done: tell("looking at tilted images", done),
                 )
-                kept += seen.evidence.logits.numel() + (0 if seen.evidence.features is None else seen.evidence.features.numel())
+                kept += seen.evidence.logits.numel() + (
+                    0 if seen.evidence.features is None else seen.evidence.features.numel()
+                )
                 parts.append(replace(seen, evidence=in_half(seen.evidence)))
                 shown.append(rows.to(seen.aim.device))
                 if kept > MOST_KEPT["cuda" if seen.aim.device.type == "cuda" else "cpu"]:
@@ -339,11 +350,11 @@ class Fitting:
         """Return the gate that keeps the promise, and what the images that had no part in each fit say of it."""
         promise = self.fitter.promise or Promise()
         straight = [
-            self._searched(sampler, fold.held_out, calibrator, upright, tell)
+            self._searched(sampler, fold.held_out, calibrator, tell)
             for fold, calibrator in zip(self.folds, calibrators, strict=True)
         ]
         margin = margin_for(
-            torch.cat([case.against for case in straight]), torch.cat([case.cost for case in straight]), promise.upright
+            torch.cat([case.lead for case in straight]), torch.cat([case.cost for case in straight]), promise.upright
         )
         tilted = [
             self._tilted(looks.of(fold.held_out), calibrator, upright)
@@ -372,21 +383,17 @@ class Fitting:
             "turn_at": gate.turn_at,
         }
 
-    def _searched(
-        self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, upright: Evidence, tell: Ticker
-    ) -> Straight:
+    def _searched(self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, tell: Ticker) -> Straight:
         """Return what the search makes of upright images, and what replacing their answers would cost."""
         how = self.fitter
-        searcher = Searcher(
-            how.predictor, how.plan, calibrator, None, how.readout, sampler.padding, how.interpolation
-        )
+        searcher = Searcher(how.predictor, how.plan, calibrator, None, how.readout, sampler.padding, how.interpolation)
         draws, parts = self.seeds.numbers("belief"), []
         for some in rows.cpu().split(128):
             images = sampler.seen(self.images[some])
             bare = how.predictor(images)
             # A second opinion: by a look that neither the bare answer nor the search has had. The image as it came
             # would side with the bare answer, whose source it is, and condemn every change.
-            moved = sampler.moved(self.images[some], sampler.nearly(len(some), max(self.images.shape[-2:]), draws))
+            moved = sampler.moved(self.images[some], draw_nearly(len(some), max(self.images.shape[-2:]), draws))
             belief = how.predictor.with_features(None)(moved).logits.softmax(1)
             for part in torch.arange(len(some)).split(searcher.block_size(bare, images.device)):
                 at = part.to(images.device)
@@ -409,8 +416,8 @@ class Fitting:
             trust = torch.full_like(answer[:, 0], -math.inf) if seen.upright is None else seen.upright[:, 0, 0]
             right = [answer.argmax(1) == truth[rows], bare.labels == truth[rows]]
             parts.append((against(bare, answer), trust, *right))
-        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-        return Tilted(*columns, orbits.upright, orbits.exact)
+        against_, trust_, right_, bare_right = (torch.cat(column) for column in zip(*parts, strict=True))
+        return Tilted(against_, trust_, right_, bare_right, orbits.upright, orbits.exact)
 
 
 @dataclass(frozen=True)
@@ -418,22 +425,20 @@ class Straight:
     """Upright images after a search without a gate.
 
     Attributes:
-        against: (n,), log-odds of the search's answer against the bare one.
-        cost: (n,), what that answer in place of the bare one is expected to cost.
-        changed: (n,), whether it is another.
+        lead: (n,), log-odds of the best rival against the bare answer.
+        cost: (n,), what that rival in place of the bare answer is expected to cost.
         tilted: (n,), log-odds that the image came tilted; −∞ where no head tells.
         turned: (n,), by how many degrees it would be turned.
     """
 
-    against: Tensor
+    lead: Tensor
     cost: Tensor
-    changed: Tensor
     tilted: Tensor
     turned: Tensor
 
     def parts(self) -> tuple[Tensor, ...]:
         """Return all of them."""
-        return self.against, self.cost, self.changed, self.tilted, self.turned
+        return self.lead, self.cost, self.tilted, self.turned
 
 
 def straight(bare: Evidence, found: Any, belief: Tensor, readout: str) -> Straight:
@@ -446,12 +451,12 @@ def straight(bare: Evidence, found: Any, belief: Tensor, readout: str) -> Straig
         readout: See `ITS`.
     """
     answer = found.marginal if readout == "marginal" else found.beam.evidence.logits[:, 0]
-    winner = answer.argmax(1)
-    own, other = (belief.gather(1, labels[:, None])[:, 0] for labels in (bare.labels, winner))
+    lead, other_label = rival(bare, answer)
+    own, other = (belief.gather(1, labels[:, None])[:, 0] for labels in (bare.labels, other_label))
     none = torch.full_like(own, -math.inf)
     lying = none if found.posture is None else found.posture.tilted
     angle = none if found.posture is None else decompose(found.posture.pose.double()).rotation.abs().rad2deg().to(own)
-    return Straight(against(bare, answer), own - other, winner != bare.labels, lying, angle)
+    return Straight(lead, own - other, lying, angle)
 
 
 @dataclass(frozen=True)
@@ -498,7 +503,7 @@ def verdict(gate: Gate, straight: list[Straight], cases: Tilted) -> dict[str, An
     def agreement(rows: Tensor) -> dict[str, float | None]:
         return {"bare": share(cases.bare_right[rows]), "fitted": share(gated[rows]), "images": int(rows.sum())}
 
-    replaced = torch.cat([case.changed & (case.against >= gate.margin) for case in straight])
+    replaced = torch.cat([(case.lead > 0) & (case.lead >= gate.margin) for case in straight])
     turned = torch.cat([(case.tilted > gate.turn_at) & (case.turned > TURNED) for case in straight])
     tilted = ~cases.upright
     return {
@@ -517,8 +522,8 @@ def hint(report: dict[str, Any]) -> str | None:
         return None
     return (
         f"The gate keeps {kept:.0f} % of the bare answers to tilted images, so that this fit changes next to nothing. "
-        "Fit on more images, allow a larger promise, or check that the fit images are upright and prepared as the model "
-        "wants them."
+        "Fit on more images, allow a larger promise, or check that the fit images are upright and prepared as the "
+        "model wants them."
     )
 
 

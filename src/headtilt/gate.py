@@ -1,9 +1,9 @@
 """The gate: the bare model's own answer stays unless the search clearly beats it, so that upright images lose nothing.
 
-A fitted gate is three numbers, all read from the same head and set without labels from a promise: how sure the head must
-be that an image came upright to let it go after one view (*exit*), by how much the search's answer must beat the bare
-one to replace it (*margin*), and how sure the head must be of a pose to turn an image (*turn*). Labels and poses are
-judged each by itself: an image may keep its label and be turned, or get another label and stay as it is.
+A fitted gate is three numbers, all read from the same head and set without labels from a promise: how sure the head
+must be that an image came upright to let it go after one view (*exit*), by how much the search's answer must beat the
+bare one to replace it (*margin*), and how sure the head must be of a pose to turn an image (*turn*). Labels and poses
+are judged each by itself: an image may keep its label and be turned, or get another label and stay as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from headtilt.errors import OptionError, is_number
 from headtilt.evidence import Evidence, floored
 from headtilt.result import Found
+
+LEAST_COST = 0.2  # of replacing an answer: no look at an image is so much better than another that none is lost
+FEWEST_IN_TAIL = 10
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ def against(bare: Evidence, answer: Tensor) -> Tensor:
     return answer.amax(1) - answer.gather(1, bare.labels[:, None])[:, 0]
 
 
+def rival(bare: Evidence, answer: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-odds (B,) of the best other class against that of the bare model, and which (B,) it is."""
+    own = bare.labels[:, None]
+    best = answer.scatter(1, own, -math.inf).max(1)
+    return best.values - answer.gather(1, own)[:, 0], best.indices
+
+
 class CautiousGate(nn.Module):
     """The gate of a search that was never fitted: the bare answer stays unless a far more familiar view contradicts it.
 
@@ -143,28 +153,31 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     return cast(Gate | None, gate)
 
 
-def margin_for(evidence_against: Tensor, cost: Tensor, points: float) -> float:
+def margin_for(lead: Tensor, cost: Tensor, points: float) -> float:
     """Return the smallest margin under which replacing answers should cost at most `points` of upright accuracy.
 
-    The expected cost of the next image is bounded as conformal risk control does it (Angelopoulos et al., 2022): the
-    images seen and one more, which is taken to cost as much as those that come next to being replaced. So few images
-    make a gate careful, and too few close it.
+    A promise of half a point is about few images in a thousand, and there may be a hundred: what the very worst of them
+    say is chance. So the leads of some images that come next to being replaced, three times as many as may be, are
+    taken for an exponential tail, and its upper confidence bound for its length: few images make a gate careful.
 
     Args:
-        evidence_against: (n,), log-odds against the bare answer of upright images that had no part in the fit.
-        cost: (n,), what replacing each answer is expected to cost, between −1 and 1; 0 where it stays the same.
+        lead: (n,), log-odds of the best rival against the bare answer, of upright images that had no part in the fit.
+        cost: (n,), what replacing each answer by that rival is expected to cost, between −1 and 1.
         points: The promise.
     """
-    count = len(cost)
-    order = evidence_against.argsort(descending=True)
-    ordered = cost.double()[order]
-    some = ordered[: max(math.ceil(count / 10), 1)]
-    one_more = float(some[some != 0].abs().mean()) if bool((some != 0).any()) else 1.0
-    spent = (ordered.cumsum(0).cummax(0).values.clamp_min(0) + one_more) / (count + 1)
-    within = int((spent <= points / 100).sum()) if one_more / (count + 1) <= points / 100 else -1
-    if within < 0:
+    if not points:
         return math.inf
-    return 0.0 if within == count else max(_above(float(evidence_against[order[within]])), 0.0)
+    count = len(lead)
+    order = lead.argsort(descending=True)
+    ordered = lead.double()[order]
+    likely = order[: math.ceil(2 * math.sqrt(count))]
+    allowed = points / 100 * count / max(float(cost.double()[likely].mean()), LEAST_COST)  # images, at their mean cost
+    tail = min(max(math.ceil(3 * allowed), FEWEST_IN_TAIL), count - 1)
+    if allowed >= tail:
+        return 0.0
+    start = float(ordered[tail])
+    length = float((ordered[:tail] - start).mean()) * (1 + 1 / math.sqrt(tail))
+    return max(start + length * math.log(tail / allowed), 0.0)
 
 
 def quantile_for(scores: Tensor, points: float) -> float:

@@ -23,8 +23,8 @@ from headtilt.evidence import Evidence, floored
 from headtilt.sampler import Orbits
 from headtilt.search.joint import log_weights
 
-
 FEWEST_STEPS, MOST_STEPS = 200, 4000
+TRUST = 0.5
 FARTHEST = 10  # deviations from the mean that a head takes seriously
 DROPOUT, WEIGHT_DECAY = (0.3, 0.5), (0.1, 0.2)  # of a head that scores classes, and of one that scores views
 
@@ -106,6 +106,7 @@ class OrbitHead(nn.Module):
         self.register_buffer("deviation", deviation.detach().clone())
         self.log_scale = nn.Parameter(mean.new_zeros(()))
         self.prior = nn.Parameter(mean.new_zeros(()))
+        self.trust = nn.Parameter(mean.new_full((), TRUST))
         outputs, drop = len(bias) if per_class else 1, DROPOUT[0 if per_class else 1]
         self.network = nn.Sequential(
             SeededDropout(drop),
@@ -126,8 +127,9 @@ class OrbitHead(nn.Module):
             raise OptionError("this head reads features, and the evidence has none. Fit it with source='logits'.")
         # Far outside of what it was fitted on, a network says anything: what it reads is bounded.
         standard = ((inputs.to(self.mean) - self.mean) / self.deviation).clamp(-FARTHEST, FARTHEST)
-        added, upright = self.network(standard).split([self.network[-1].out_features - 1, 1], dim=-1)
-        return Evidence((logits + self.bias) * self.log_scale.exp() + added, upright=upright)
+        outputs = self.network(standard)
+        added, upright = outputs[..., :-1], outputs[..., -1:]
+        return Evidence((logits + self.bias) * self.log_scale.exp() + added + self.trust * upright, upright=upright)
 
     def as_it_came(self, evidence: Evidence) -> Evidence:
         """Return the same of images as they came, which are upright more often than under any other pose."""
@@ -170,7 +172,12 @@ def seeded(head: OrbitHead, generator: torch.Generator) -> OrbitHead:
 
 
 def fit_head(
-    orbits: Orbits, targets: Tensor, bias: Tensor, recipe: HeadRecipe, seed: np.random.SeedSequence, progress: Callable[[int, int], None] | None = None
+    orbits: Orbits,
+    targets: Tensor,
+    bias: Tensor,
+    recipe: HeadRecipe,
+    seed: np.random.SeedSequence,
+    progress: Callable[[int, int], None] | None = None,
 ) -> OrbitHead:
     """Return a head trained with the orbit-marginal likelihood; the same seed gives the same head.
 
@@ -238,8 +245,8 @@ def moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
     mean = total / count
     if not bool(squares.isfinite().all()):
         raise ModelError(
-            "the model's features are NaN or infinite. Check its weights, or name other modules with features=. Nothing "
-            "was fitted."
+            "the model's features are NaN or infinite. Check its weights, or name other modules with features=. "
+            "Nothing was fitted."
         )
     deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
     return mean.float(), deviation.float().clamp_min(1e-3)
@@ -250,5 +257,5 @@ def _groups(head: OrbitHead, per_class: bool, rate: float) -> list[dict[str, Any
     decay = WEIGHT_DECAY[0 if per_class else 1]
     return [
         {"params": list(head.network.parameters()), "weight_decay": decay, "lr": rate},
-        {"params": [head.log_scale, head.prior], "weight_decay": 0.0, "lr": 5 * rate},
+        {"params": [head.log_scale, head.prior, head.trust], "weight_decay": 0.0, "lr": 5 * rate},
     ]

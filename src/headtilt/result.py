@@ -218,10 +218,11 @@ class SearchResult:
             raise OptionError(f"min_confidence must be a probability between 0 and 1; got {min_confidence!r}.")
         turned = warp(self.images, self.pose, padding=self.padding, interpolation=self.interpolation)
         stays = (self.pose == torch.eye(3, dtype=self.pose.dtype, device=self.pose.device)).flatten(1).all(1)
-        if min_confidence > 0:
+        least = float(min_confidence)
+        if least > 0:
             if bool(self.pose_confidence.isnan().any()):
                 raise OptionError("min_confidence needs a head that tells poses: call fit first, or leave it out.")
-            stays = stays | (self.pose_confidence < min_confidence)
+            stays = stays | (self.pose_confidence < least)
         return torch.where(stays[:, None, None, None], self.images, turned)
 
     @property
@@ -315,9 +316,8 @@ def scatter(whole: Found, found: Found, rows: Tensor) -> Found:
     beam = found.beam
     posture = found.posture
     if posture is not None and whole.posture is not None:
-        posture = Posture(
-            *(getattr(whole.posture, part.name).index_copy(0, rows, getattr(posture, part.name)) for part in fields(posture))
-        )
+        pairs = ((getattr(whole.posture, part.name), getattr(posture, part.name)) for part in fields(posture))
+        posture = Posture(*(before.index_copy(0, rows, after) for before, after in pairs))
     changes = {
         name: getattr(whole.beam, name).index_copy(0, rows, getattr(beam, name))
         for name in ("pose", "confidence", "accumulated", "active")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headtilt.evidence import Evidence, concatenate
-from headtilt.groups import FiniteGroup, Group, invert, rotation, scale, translate_x, translate_y
+from headtilt.groups import FiniteGroup, Group, invert, quarter_turns, rotation, scale, translate_x, translate_y
 from headtilt.predictor import Predictor
 from headtilt.search.joint import lattice, matrices, spread
 from headtilt.warp import Interpolation, Padding, around, centre_crop, warp
@@ -26,8 +26,6 @@ RESAMPLED = 1 / 2  # of the upright images
 QUARTERS = 1 / 3  # of the tilted images, where the search covers a full turn
 NEARNESS = 0.35  # distance ‖T − I‖ of a view from upright at which it counts half as much or so: a turn by 15°
 BLOCK = 64  # images that are tilted at once: none but these exist in full size a second time
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Sampler:
         return centre_crop(images.to(device), self.crop)
 
     def moved(self, images: Tensor, transforms: Tensor) -> Tensor:
-        """Return what the model sees of images (n, C, H, W) under transforms (n, 3, 3); what is not moved stays exact."""
+        """Return what the model sees of images (n, C, H, W) under transforms (n, 3, 3); the identity moves no pixel."""
         device, _ = self.predictor.device_and_dtype(images)
         still = (transforms == torch.eye(3)).flatten(1).all(1)
         whole = images.to(device)
@@ -104,23 +102,20 @@ class Sampler:
         tilts = invert(matrices(self.levels, torch.stack(coordinates, dim=-1)))
         exact = generator.random(count) < QUARTERS
         if any(group.name == "rotation" and group.periodic for group in self.levels):
-            turns = torch.from_numpy(generator.integers(1, 4, count)).float() * (math.pi / 2)
-            tilts = torch.where(torch.from_numpy(exact)[:, None, None], _exact(rotation().matrix(turns)), tilts)
+            turns = torch.from_numpy(generator.integers(1, 4, count))
+            tilts = torch.where(torch.from_numpy(exact)[:, None, None], quarter_turns().matrix(turns), tilts)
         elif all(isinstance(group, FiniteGroup) for group in self.levels):
             exact = generator.random(count) >= RESAMPLED  # every tilt is exact: some are resampled, as upright ones are
-            tilts = torch.where(torch.from_numpy(exact)[:, None, None], tilts, tilts @ _nearly(count, size, generator))
+            tilts = torch.where(
+                torch.from_numpy(exact)[:, None, None], tilts, tilts @ draw_nearly(count, size, generator)
+            )
         else:
             exact[:] = False
         resampled = generator.random(count) < RESAMPLED
-        still = torch.where(
-            torch.from_numpy(resampled)[:, None, None], _nearly(count, size, generator), torch.eye(3).expand(count, 3, 3)
-        )
+        nearly = draw_nearly(count, size, generator)
+        still = torch.where(torch.from_numpy(resampled)[:, None, None], nearly, torch.eye(3))
         transforms = torch.where(torch.from_numpy(stays)[:, None, None], still, tilts)
         return Presented(transforms, torch.from_numpy(stays), torch.from_numpy(np.where(stays, ~resampled, exact)))
-
-    def nearly(self, count: int, size: int, generator: np.random.Generator) -> Tensor:
-        """Return transforms (count, 3, 3) that are next to nothing."""
-        return _nearly(count, size, generator)
 
     def poses(self, generator: np.random.Generator) -> Tensor:
         """Return the poses (V + 1, 3, 3) of a lattice moved at random, after the identity."""
@@ -174,17 +169,12 @@ class Presented:
     exact: Tensor
 
 
-def _nearly(count: int, size: int, generator: np.random.Generator) -> Tensor:
+def draw_nearly(count: int, size: int, generator: np.random.Generator) -> Tensor:
     """Return transforms (count, 3, 3) that are next to nothing: ±3°, ±3 % and half a pixel."""
     unit = torch.from_numpy(generator.uniform(-1, 1, (count, 4))).float()
     shift = unit[:, 2:] * (2 * NEARLY_PIXELS / size)
     turned = rotation().matrix(unit[:, 0] * NEARLY_ANGLE) @ scale().matrix(torch.log1p(unit[:, 1] * NEARLY_SCALE))
     return translate_x().matrix(shift[:, 0]) @ translate_y().matrix(shift[:, 1]) @ turned
-
-
-def _exact(quarters: Tensor) -> Tensor:
-    """Return quarter turns without the rounding of sines, so that every pixel falls on a pixel."""
-    return quarters.round()
 
 
 def default_views(levels: Sequence[Group]) -> int:
