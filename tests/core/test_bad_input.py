@@ -166,7 +166,7 @@ def test_paddings_that_are_not_finite_are_refused_at_the_door(padding):
 @pytest.mark.parametrize(
     ("padding", "message"),
     [
-        ("wrap", "padding must be one of 'zeros', 'border', 'reflection'; got 'wrap'"),
+        ("wrap", "padding must be one of 'auto', 'zeros', 'border', 'reflection'; got 'wrap'"),
         ((0.1, 0.2), r"padding must be one number or 3 numbers, one per channel; got \(0.1, 0.2\)"),
         ((), "padding must be one number or 3 numbers"),
         ([[0.1, 0.2, 0.3]], "padding must be one number or 3 numbers"),

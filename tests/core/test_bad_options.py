@@ -9,10 +9,10 @@ import pytest
 import headtilt as ht
 from headtilt.confidence import curvature_operator
 from headtilt.groups import OneParameterGroup, check_levels
-from headtilt.outputs import feature_layer
 from headtilt.predictor import Predictor
 from headtilt.search.anneal import Anneal
 from headtilt.search.tree import Tree
+from headtilt.taps import tapped_module
 
 from .toys import TinyNet, fingerprint, ready, stable_id, tiny_images
 
@@ -226,7 +226,7 @@ def test_a_confidence_of_the_user_that_returns_nonsense_is_told_so(measure, mess
 
 
 def test_features_that_cannot_be_read_are_refused():
-    with pytest.raises(ht.OptionError, match="features must name a module of the model; 'head' is none"):
+    with pytest.raises(ht.OptionError, match="features must name modules of the model; 'head' names none"):
         Predictor(TinyNet(), features="head")(tiny_images(1))
     with pytest.raises(ht.OptionError, match=r"features need an nn\.Module"):
-        feature_layer(lambda views: views, "head")
+        tapped_module(lambda views: views, "head")

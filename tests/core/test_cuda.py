@@ -90,7 +90,7 @@ def test_a_fit_on_the_gpu_serves_the_cpu(tilted: Tensor) -> None:
 
 def test_what_was_fitted_loads_to_where_the_model_is(tilted: Tensor, tmp_path: Path) -> None:
     robust = on("cuda")
-    robust.fit(load("digits", "fit", limit=300).floats(), recipe=HeadRecipe(rounds=2))
+    robust.fit(load("digits", "fit", limit=300).floats(), recipe=HeadRecipe(looks=1, views=8, epochs=1))
     robust.save(tmp_path / "bundle")
     loaded = ht.ITS.load(tmp_path / "bundle", robust.model)
     assert torch.equal(loaded.search(tilted).labels, robust.search(tilted).labels)

@@ -16,9 +16,9 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.borrow import dropout_mask
 from headtilt.evidence import Evidence
-from headtilt.outputs import feature_layer
 from headtilt.pace import automatic_chunk
 from headtilt.predictor import Predictor
+from headtilt.taps import tapped_module
 
 from .toys import TinyNet, tiny_images
 
@@ -97,17 +97,18 @@ def pooled(net, images):
         return F.max_pool2d(F.gelu(net.conv(images)), 3).flatten(1)
 
 
-def test_features_are_the_inputs_of_the_last_two_linear_layers_joined(net, images):
+def test_features_are_what_the_convolution_comes_to_and_the_inputs_of_the_last_two_linear_layers_joined(net, images):
     with torch.no_grad():
-        expected = torch.cat([pooled(net, images), net.trunk(images)], dim=1)
+        expected = torch.cat([net.conv(images).mean((2, 3)), pooled(net, images), net.trunk(images)], dim=1)
     assert_close(Predictor(net, features="auto")(images).features, expected)
-    assert_close(Predictor(net, features=("hidden", "classifier"), chunk=2)(images).features, expected)
+    assert_close(Predictor(net, features=("conv:out", "hidden", "classifier"), chunk=2)(images).features, expected)
 
 
 def test_features_may_be_named(net, images):
     with torch.no_grad():
         assert_close(Predictor(net, features="classifier")(images).features, net.trunk(images))
-    assert feature_layer(net, "classifier") is net.classifier
+    assert tapped_module(net, "classifier") is net.classifier
+    assert tapped_module(net, "classifier:out") is net.classifier
 
 
 @pytest.mark.parametrize("model", [nn.Flatten(), lambda views: views.flatten(1)], ids=["no linear layer", "callable"])

@@ -87,8 +87,8 @@ class LeavesEarly:
     def leaves_early(self, root):
         return root.log_probs.amax(1) > self.threshold
 
-    def keeps(self, bare, root, found):
-        return torch.zeros_like(root[:, 0], dtype=torch.bool)
+    def keeps(self, bare, found, answer):
+        return torch.zeros_like(bare.labels, dtype=torch.bool)
 
 
 def test_blocks_of_which_all_images_leave_early_join_the_others(net, images, monkeypatch):

@@ -146,9 +146,13 @@ GOLDEN_WORDS = (
 )
 
 
+def golden():
+    return {**ht.paper3(mc_passes=10), "padding": "zeros"}
+
+
 def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
     """Weights, images and masks are written down or seeded: only a change of the method changes these numbers."""
-    result = ungated(net, **ht.paper3(mc_passes=10), ranking="last").search(images)
+    result = ungated(net, **golden(), ranking="last").search(images)
     assert result.labels.tolist() == [3, 3, 3, 4, 4]
     assert result.views.tolist() == [113] * 5
     assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
@@ -157,14 +161,14 @@ def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
 
 
 def test_ranked_by_energy_the_fixed_network_chooses_the_same_views_and_answers_with_others(net, images):
-    result = ungated(net, **ht.paper3(mc_passes=10)).search(images)
+    result = ungated(net, **golden()).search(images)
     assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
     assert result.labels.tolist() == [3, 3, 3, 3, 0]
 
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_the_golden_result_does_not_depend_on_how_the_passes_are_run(net, images, batched):
-    robust = ungated(net, **ht.paper3(mc_passes=10), ranking="last")
+    robust = ungated(net, **golden(), ranking="last")
     assert isinstance(robust.predictor, Predictor)
     robust.predictor.batched_passes = batched
     assert_close(robust(images), torch.tensor(GOLDEN_LOGITS), rtol=0, atol=2e-3)

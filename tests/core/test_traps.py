@@ -367,7 +367,7 @@ def test_pose_and_logits_are_permuted_together(monkeypatch, net, images):
     """The reference code re-orders the logits and leaves the transforms behind."""
 
     def every_pose_gives_its_logits():
-        result = ungated(net, [ht.rotation(), ht.shear_x()], samples=5, ranking="support").search(images)
+        result = ungated(net, [ht.rotation(), ht.shear_x()], samples=5, ranking="support", padding="zeros").search(images)
         for slot in range(3):
             active = result.hypotheses.active[:, slot]
             views = ht.warp(images[active], result.hypotheses.pose[active, slot])
@@ -420,7 +420,7 @@ def test_padding_is_black_and_not_grey(images):
 
     def corners_are_black(model, pixels):
         seen.clear()
-        ungated(model, [ht.rotation(0.8)], samples=3)(pixels)
+        ungated(model, [ht.rotation(0.8)], samples=3, padding="zeros")(pixels)
         tilted = seen[-1]
         assert_close(tilted[:, 0, 0, 0], torch.full((len(tilted),), (0 - mean) / spread), rtol=0, atol=1e-5)
 
