@@ -1,6 +1,6 @@
 """How many views does it take? The even lattice of the joint search against a full grid of 24 × 3 × 3 poses.
 
-    python benchmarks/budget.py --data digits,mnist --limit 1000 --rounds 8 --json results/budget.json
+    python benchmarks/budget.py --data digits,mnist --limit 1000 --json results/budget.json
 
 Five networks, each with a head fitted on unlabelled upright images and no gate; test images rotated by any angle,
 scaled and sheared, each by its own draw. The grid and every lattice ask the same head about the same images and answer
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import headtilt as ht
+from headtilt.calibrate import as_it_came
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.experiments.report import metadata, write_json
@@ -28,10 +29,10 @@ from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 from headtilt.models.train import accuracy
 from headtilt.predictor import Views
-from headtilt.search.joint import matrices
+from headtilt.search.joint import is_identity, log_weights, matrices
 
 GRID = (24, 3, 3)
-BUDGETS = (216, 72, 54, 36, 18)
+BUDGETS = (216, 96, 48, 24, 12)
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=5)
     parser.add_argument("--limit", type=int, default=2000, help="test images")
     parser.add_argument("--fit-images", type=int, default=6000)
-    parser.add_argument("--rounds", type=int, default=12, help="of fitting the head")
+    parser.add_argument("--looks", type=int, default=HeadRecipe().looks, help="tilts of each image for the head")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -73,7 +74,7 @@ def fitted(name: str, model: nn.Module, options: argparse.Namespace) -> ht.ITS:
     """Return a search with a head and no gate."""
     upright = load(name, "fit", limit=options.fit_images).floats()  # type: ignore[arg-type]
     held_out = load(name, "validation", limit=HELD_OUT_IMAGES).floats()  # type: ignore[arg-type]
-    recipe = HeadRecipe(rounds=options.rounds)
+    recipe = HeadRecipe(looks=options.looks)
     return ht.ITS(model, **ht.accurate(), seed=options.seed).fit(
         upright, held_out=held_out, promise=None, recipe=recipe, seed=options.seed
     )
@@ -86,10 +87,12 @@ def searches(robust: ht.ITS) -> dict[str, Any]:
     def by_grid(images: Tensor) -> Tensor:
         views = Views(robust.predictor, images, robust.padding, robust.interpolation, robust.calibrator)
         scores = views.everywhere(poses.to(images)).reshape(len(images), len(poses)).logits
-        return scores.logsumexp(1)
+        first = as_it_came(robust.calibrator, robust.predictor(images)).logits
+        scores = torch.where(is_identity(poses).to(images.device)[:, None], first[:, None], scores)
+        return (scores + log_weights(poses.to(scores))[:, None]).logsumexp(1)
 
     def by_lattice(budget: int) -> ht.ITS:
-        other = ht.ITS(robust.model, **{**ht.accurate(), "budget": budget}, gate=None)
+        other = ht.ITS(robust.model, **{**ht.accurate(), "budget": budget}, padding=robust.padding, gate=None)
         other.calibrator, other.predictor = robust.calibrator, robust.predictor
         return other
 
@@ -108,9 +111,9 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     tilted, upright = zip(*pairs, strict=True)
     return {
         "accuracy": statistics.fmean(tilted),
-        "accuracy_std": statistics.pstdev(tilted),
+        "accuracy_std": statistics.stdev(tilted) if len(tilted) > 1 else 0.0,
         "upright_accuracy": statistics.fmean(upright),
-        "upright_accuracy_std": statistics.pstdev(upright),
+        "upright_accuracy_std": statistics.stdev(upright) if len(upright) > 1 else 0.0,
         "per_network": pairs,
     }
 

@@ -50,14 +50,14 @@ def main() -> None:
     methods: dict[str, dict[str, Any]] = {
         "balance": {"method": "balance"},
         "head": {},
-        "head, asked for the pose": {"recipe": HeadRecipe(pose=0.2)},
+        "head, not asked for the pose": {"recipe": HeadRecipe(pose=0.0)},
         "head+gate": {"promise": 1.0},
         "head+gate, half a point": {"promise": 0.5},
     }
     for name, options in methods.items():
         robust = ht.ITS(model, **ht.documents(), padding=padding)
         started = time.perf_counter()
-        robust.fit(upright, views=4, **{"promise": None, **options})
+        robust.fit(upright, **{"promise": None, **options})
         report["methods"][name] = {
             "fit_seconds": time.perf_counter() - started,
             **measured(robust, turned, quarters, labels, "turned"),
@@ -97,7 +97,7 @@ def photographs(device: str, limit: int | None) -> tuple[nn.Module, Tensor, Tens
 def digits(device: str, limit: int | None) -> tuple[nn.Module, Tensor, Tensor, Tensor, str]:
     test = load("digits", "test", limit=limit)
     model = door.load("zoo:digits:0", device=device).model
-    return model, load("digits", "fit", limit=limit).floats(), test.floats(), test.labels, "zeros"
+    return model, load("digits", "fit", limit=limit).floats(), test.floats(), test.labels, "auto"
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ VIEWS = 10
 
 def fitted() -> ht.ITS:
     """Return the digits network with a search fitted on unlabelled upright digits."""
-    robust = ht.ITS(zoo.load("digits"), **ht.fast())
-    recipe = HeadRecipe(rounds=6, hidden=128, steps=48, pool=500, batch=64)
+    robust = ht.ITS(zoo.load("digits"), **ht.accurate())
+    recipe = HeadRecipe(hidden=128)
     return robust.fit(load("digits", "fit").floats(), promise=None, recipe=recipe)
 
 

@@ -119,7 +119,7 @@ def test_a_classifier_written_as_onnx_keeps_its_features_and_serves_its_bundle(t
     embedded = ht.from_pretrained(str(tmp_path / "net.onnx")).embed(images)
     assert embedded.shape == (5, 6), "what the last layer reads"
 
-    digits, recipe = load("digits", "fit", limit=60).floats(), HeadRecipe(rounds=1, hidden=8)
+    digits, recipe = load("digits", "fit", limit=60).floats(), HeadRecipe(hidden=8, looks=1)
     source = Adapted(zoo.load("digits"), None, 28, 28, "zeros", "digits", channels=1)
     onnx.write(tmp_path / "digits.onnx", source)
     robust = ht.ITS(source.model, **ht.fast([ht.rotation()])).fit(digits, recipe=recipe)

@@ -29,7 +29,7 @@ def test_three_lines_classify_a_file(tmp_path, digits):
     assert torch.allclose(result.images[0], digits[0], atol=1 / 255)
     assert isinstance(robust, ht.ITS)
     assert not robust.training
-    assert robust.padding == "zeros"
+    assert robust.padding == "auto"
     assert (robust.adapted.size, robust.adapted.channels) == (28, 1)
     assert [level.name for level in robust.plan.levels] == ["rotation"]
 

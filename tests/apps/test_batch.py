@@ -137,14 +137,14 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 def test_a_bundle_is_used_and_its_fingerprint_stands_in_every_row(job, rows_in, tmp_path):
     adapted = load(MODEL)
     images = torch.stack([image for _, image in _prepared(job, adapted)][:40])
-    robust = ITS(adapted.model, **fast()).fit(images, method="balance", promise=None, views=8)
+    robust = ITS(adapted.model, **fast()).fit(images, method="balance", promise=None)
     robust.save(tmp_path / "fitted")
     job = replace(job, wrapped=Wrapped(MODEL, str(tmp_path / "fitted")))
     predict(job)
     rows = [row for row in rows_in(job.out) if not row["error"]]
     assert {row["bundle_fingerprint"] for row in rows} == {bundle_fingerprint(str(tmp_path / "fitted"))}
     assert {row["views"] for row in rows} != {17}
-    other = ITS(adapted.model, **fast()).fit(images, method="balance", promise=None, views=6)
+    other = ITS(adapted.model, **fast()).fit(images, method="balance", promise=None, seed=1)
     other.save(tmp_path / "fitted")
     with pytest.raises(OptionError, match="bundle_fingerprint was"):
         predict(job)

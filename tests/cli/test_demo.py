@@ -38,7 +38,7 @@ def test_it_gains_on_tilted_digits_and_keeps_upright_ones(demo):
     assert ours["accuracy"] > 90
     assert ours["upright_accuracy"] >= bare["upright_accuracy"] - 1
     assert ours["accuracy"] > max(entry["accuracy"] for name, entry in report["methods"].items() if name != OURS)
-    assert ours["views_per_image"] <= 54
+    assert ours["views_per_image"] <= 48
 
 
 def test_the_table_shows_what_the_report_holds(demo):
@@ -58,7 +58,7 @@ def test_it_says_why_and_shows_one_digit_in_words(demo):
     said = " ".join(result.stdout.split())
     assert "energy favours some classes whatever the pose" in said
     words = re.search(
-        r"rotation [+−]\d+\.\d°[^→]*→ digit (\d) \(\d+\.\d%\), 54 views.* in truth: .*?, digit (\d)", said
+        r"rotation [+−]\d+\.\d°[^→]*→ digit (\d) \(\d+\.\d%\), 48 views.* in truth: .*?, digit (\d)", said
     )
     assert words[1] == words[2], "the digit shown is one that the search gets right"
 
@@ -93,7 +93,8 @@ def test_losses_are_counted_over_all_networks_and_said():
         OURS: [],
     }
     ours = report["methods"][OURS]
-    assert (ours["accuracy"], ours["accuracy_std"], ours["ms_per_image"], ours["fit_seconds"]) == (96, 1, 30, 4)
+    assert (ours["accuracy"], ours["ms_per_image"], ours["fit_seconds"]) == (96, 30, 4)
+    assert ours["accuracy_std"] == pytest.approx(2**0.5), "of a sample: 95 and 97"
     tilted, upright, _ = verdict(report)
     assert tilted.endswith("worse.")
     assert upright.endswith("costly.")

@@ -20,7 +20,7 @@ def adapted(labels):
 
 def test_a_network_of_the_zoo_comes_with_its_size():
     found = load("zoo:digits:1")
-    assert (found.size, found.resize, found.padding, found.name, found.labels) == (28, 28, "zeros", "digits:1", None)
+    assert (found.size, found.resize, found.padding, found.name, found.labels) == (28, 28, "auto", "digits:1", None)
     images = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     assert torch.equal(found.model(images), zoo.load("digits:1")(images))
 
@@ -29,7 +29,7 @@ def test_a_module_says_by_attributes_what_it_sees(call, photographs):
     before = list(sys.path)
     found = load("python:colournet:make_model")
     assert sys.path == before
-    assert (found.size, found.labels, found.padding) == (24, ("Red", "green", "blue"), "zeros")
+    assert (found.size, found.labels, found.padding) == (24, ("Red", "green", "blue"), "auto")
     assert not found.model.training
     assert load("python:colournet:make_model", size=40).size == 40
 

@@ -6,15 +6,24 @@ import csv
 import io
 import json
 import os
+import re
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import headtilt.apps.rows
-from headtilt.adapters.images import read
-from headtilt.cli import app
+from headtilt.adapters import Adapted
+from headtilt.adapters.images import read, square_of
+from headtilt.apps.fitting import larger_square, verdict
+from headtilt.apps.fitting import read as read_files
+from headtilt.cli import app, everyday
+from headtilt.cli.everyday import _print_verdict
+from headtilt.head import thorough
 
 Image = pytest.importorskip("PIL.Image", reason="needs the extra headtilt[data]")
 KEYS = ["path", "label", "score", "rotation_deg", "scale", "shear", "gated", "views", "error"]
@@ -72,7 +81,7 @@ def test_the_table_shows_label_score_tilt_and_views(call, photographs):
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["image", "label", "score", "tilt", "views"]
     line = result.stdout.splitlines()[1].split()
-    assert (line[0], line[1], line[-1]) == ("images/red/0.png", "Red", "18")
+    assert (line[0], line[1], line[-1]) == ("images/red/0.png", "Red", "9")
 
 
 def broken_folder(folder):
@@ -151,7 +160,7 @@ def test_a_file_name_that_is_no_text_can_be_printed(call, photographs, tmp_path)
         (["explain", "images/nosuch.png", *COLOURS], "does not exist"),
         (["canonicalise", "images", *COLOURS, "--out", "colournet.py"], "out must be a folder"),
         (["fit", "images", *COLOURS, "--out", "b", "--method", "magic"], "method must be one of 'head'"),
-        (["fit", "images/red", *COLOURS, "--out", "b"], "at least 10 images"),
+        (["fit", "images/red", *COLOURS, "--out", "b"], "at least 8 images"),
     ],
     ids=lambda value: " ".join(value[:2] + value[4:]) if isinstance(value, list) else "",
 )
@@ -240,17 +249,130 @@ def test_fit_passes_over_broken_files_and_reads_photographs_larger_than_the_crop
         "python:colournet:make_adapted",
         "--out",
         "b",
-        "--rounds",
-        "3",
+        "--thorough",
         "--hidden",
         "7",
+        "--pose",
+        "0.1",
         "--refine",
         "2",
     )
     assert result.exit_code == 0, result.output
     assert seen["shape"] == (12, 3, 29, 29), "20 · 10 / 7"
-    assert (seen["crop"], seen["recipe"].rounds, seen["recipe"].hidden, seen["promise"]) == (20, 3, 7, 0.5)
+    assert seen["recipe"] == replace(thorough(), hidden=7, pose=0.1)
+    assert (seen["crop"], seen["promise"]) == (20, 0.5)
     assert "broken.png is no image" in " ".join(result.stderr.split())
+
+
+def test_photographs_are_what_is_padded_by_reflection_or_large_and_in_colour():
+    sides = {
+        (padding, size, channels): larger_square(Adapted(None, None, size, size, padding, "net", channels)).size
+        for padding, size, channels in [
+            ("reflection", 32, 1),
+            ("auto", 224, 3),
+            ("auto", 224, 1),
+            ("auto", 32, 3),
+            ("zeros", 224, 3),
+        ]
+    }
+    assert list(sides.values()) == [46, 320, 224, 32, 224]
+
+
+def test_files_are_read_in_their_order_into_one_tensor_and_broken_ones_leave_no_gap(photographs):
+    paths = sorted(photographs.rglob("*.png"))
+    paths[3].write_bytes(b"no image")
+    about = Adapted(None, None, 20, 24, "reflection", "net")
+    told = []
+    images, broken = read_files(paths, about, lambda *what: told.append(what))
+    good = [path for path in paths if path != paths[3]]
+    assert torch.equal(images, torch.stack([square_of(path, about) for path in good]))
+    assert images.untyped_storage().nbytes() == 12 * 3 * 20 * 20 * 4, "the images, and none of them twice"
+    assert len(broken) == 1
+    assert told[-1] == ("reading images", 12, 12)
+
+
+def test_fit_says_what_it_will_cost_before_it_starts_and_what_it_is_worth_at_its_end(call, digits, monkeypatch):
+    stages = []
+    real = headtilt.wrapper.ITS.fit
+
+    def fit(self, images, **options):
+        stages.append(self.predictor.chunks.copy())
+        return real(self, images, **options)
+
+    monkeypatch.setattr(headtilt.wrapper.ITS, "fit", fit)
+    result = call("fit", "upright", *DIGITS, "--out", "b", "--preset", "fast", "--hidden", "16", "--looks", "1")
+    assert result.exit_code == 0, result.output
+    said = result.stdout.splitlines()
+    assert re.fullmatch(r"150 images, about [\d,]+ views, some \d+ (s|min) here", said[0])
+    report = json.loads(Path("b/headtilt.json").read_text(encoding="utf-8"))["report"]
+    views = int(re.search(r"about ([\d,]+)", said[0])[1].replace(",", ""))
+    assert views == pytest.approx(report["views"], rel=0.05)
+    whole = " ".join(result.stdout.split())
+    for name in ("tilted", "turned exactly"):
+        found = report["verdict"][name]
+        assert f"{found['bare']:.1f} % → {found['fitted']:.1f} % agree with the upright answer" in whole
+        assert found["fitted"] > found["bare"]
+    assert f"{report['verdict']['upright answers replaced']:.1f} % of answers replaced" in whole
+    assert f"keeps {report['verdict']['tilted answers kept by the gate']:.0f} % of the bare answers" in whole
+    assert f"padding: {report['padding']}" in whole
+    assert said[-1] == "wrote b"
+    assert result.stderr == "", "silent where nobody watches"
+    assert stages == [{}], "the timing leaves no trace in what is fitted"
+
+
+def test_a_fit_whose_gate_keeps_nearly_everything_says_what_to_do():
+    shares = {"upright answers replaced": 0.0, "upright images turned": None, "tilted answers kept by the gate": 97.0}
+    agreement = {"bare": 40.0, "fitted": 41.0, "images": 9}
+    report = {"verdict": {"tilted": agreement, "turned exactly": {"bare": None, "fitted": None, "images": 0}, **shares}}
+    assert verdict(report) == [
+        ("tilted images", "40.0 % → 41.0 % agree with the upright answer"),
+        ("upright images", "0.0 % of answers replaced"),
+        ("the gate", "keeps 97 % of the bare answers to tilted images"),
+    ]
+    held = io.StringIO()
+    _print_verdict(Console(file=held, width=200), report)
+    assert "Fit on more images" in held.getvalue()
+    assert verdict({}) == []
+
+
+def test_a_terminal_gets_one_bar_for_the_whole_fit(call, digits, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = call("fit", "upright", *DIGITS, "--out", "b", "--method", "balance", "--images", "30")
+    assert result.exit_code == 0, result.output
+    assert "ETA" in result.stderr
+
+
+@pytest.mark.parametrize("stage", ["reading images", "looking at tilted images", "fitting the head", "fitted", "save"])
+@pytest.mark.parametrize("there", [False, True], ids=["new", "replaced"])
+def test_ctrl_c_leaves_no_half_written_bundle(call, digits, monkeypatch, stage, there):
+    method = "head" if stage == "fitting the head" else "balance"
+    words = ("fit", "upright", *DIGITS, "--out", "b", "--images", "60", "--method", method, "--force")
+    if there:
+        assert call(*words, "--method", "balance", "--promise", "-1").exit_code == 0
+    before = contents("b")
+
+    @contextmanager
+    def impatient(**options):
+        def tell(what, done, total):
+            if what == stage:
+                raise KeyboardInterrupt
+
+        yield tell
+
+    def torn(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(everyday, "progress", impatient)
+    if stage == "save":
+        monkeypatch.setattr(headtilt.bundle, "save_tensors", torn)
+    result = call(*words)
+    assert result.exit_code == 130, result.output
+    assert contents("b") == before
+    assert Path("b").exists() == there
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).glob("**/*")}
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
@@ -308,7 +430,7 @@ def test_a_black_box_with_nothing_but_logits_is_classified_fitted_and_explained(
     )
     box = ("--model", "python:boxed:Box")
     torch.manual_seed(0)
-    assert call("fit", "upright", *box, "--out", "b", "--rounds", "1", "--hidden", "16").exit_code == 0
+    assert call("fit", "upright", *box, "--out", "b", "--looks", "1", "--hidden", "16").exit_code == 0
     rows = json.loads(call("classify", "lying", *box, "--bundle", "b", "--json").stdout)
     assert all(row["error"] is None for row in rows)
     assert call("explain", sorted_first(), *box, "--bundle", "b", "--out", "x.png").exit_code == 0

@@ -85,7 +85,7 @@ def run_command(line: str, run: bool) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return what makes heads small, for pages that are not about how good they are."""
-    recipe = partial(HeadRecipe, rounds=1, steps=8, pool=64, hidden=16, batch=32)
+    recipe = partial(HeadRecipe, hidden=16, looks=1, epochs=1, batch=16)
     return lambda: monkeypatch.setattr(headtilt.wrapper, "HeadRecipe", recipe)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from torch import nn
 
 from headtilt import fit as fitting
-from headtilt import gate_fit
 from headtilt.data import Dataset, load
-from headtilt.gate import fit_detector
 from headtilt.models import zoo
 
 
@@ -22,8 +19,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADTILT_CACHE", str(folder))
         # Gates are quickly set: these tests are of how methods are compared.
-        patch.setattr(gate_fit, "fit_detector", partial(fit_detector, steps=60))
-        patch.setattr(gate_fit, "GATE_TILTS", 60)
         patch.setattr(fitting, "HELD_OUT_IMAGES", 30)
         yield folder
 

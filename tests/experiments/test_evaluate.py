@@ -33,7 +33,7 @@ from headtilt.head import HeadRecipe
 from headtilt.models.train import RECIPES, Recipe, accuracy
 from headtilt.predictor import Predictor
 
-QUICK = HeadRecipe(rounds=2, steps=8, pool=128, hidden=32)
+QUICK = HeadRecipe(hidden=32, looks=1)
 SILENT = {"tta-mean", "augmented", "last-layer"}  # about how the image was transformed
 
 
@@ -337,23 +337,32 @@ def test_methods_that_read_the_fit_images_are_known():
     assert all(reads_fit_images(name) for name in ("orient", "balanced", "head+gate", "fast"))
 
 
-def test_methods_that_differ_in_search_or_gate_alone_share_one_calibrator(setting, monkeypatch):
+def test_a_method_with_a_gate_and_the_same_one_without_are_fitted_together(setting, monkeypatch):
     fits = []
     inner = ht.ITS.fit
-    monkeypatch.setattr(
-        ht.ITS, "fit", lambda self, *args, **more: fits.append(more["method"]) or inner(self, *args, **more)
-    )
-    for name in ("head-features", "fast", "fast+gate"):
+
+    def fit(self, *args, **more):
+        fits.append((more["method"], self.plan.budget))
+        return inner(self, *args, **more)
+
+    monkeypatch.setattr(ht.ITS, "fit", fit)
+    for name in ("head-features", "head-features+gate", "accurate+gate", "fast+gate", "fast"):
         build(name, setting)
-    assert fits == ["head", "keep"]
+    assert fits == [("head", 36), ("head", 9)]
 
 
-def test_a_shared_calibrator_stays_without_a_gate(setting):
-    plain = fitted(setting, "balance", {"search": "joint", "budget": 12, "readout": "marginal"}, gate=False)
-    gated = fitted(setting, "balance", {"search": "joint", "budget": 12, "readout": "marginal"}, gate=True)
+@pytest.mark.parametrize("first", [False, True], ids=["without first", "with first"])
+def test_a_shared_calibrator_stays_without_a_gate(setting, first, digits):
+    options = {"search": "joint", "budget": 12, "readout": "marginal"}
+    found = {gate: fitted(setting, "balance", options, gate=gate) for gate in (first, not first)}
+    plain, gated = found[False], found[True]
     assert gated.calibrator is plain.calibrator
+    assert gated.padding == plain.padding
     assert plain.gate is None
     assert gated.gate is not None
+    images = digits.floats(range(20))
+    assert not bool(plain.search(images).gated.any())
+    assert bool(gated.search(images).gated.any())
 
 
 def test_a_balance_for_the_incumbent_is_not_taken_for_the_marginal(setting):

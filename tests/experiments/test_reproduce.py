@@ -18,7 +18,7 @@ from headtilt.experiments.reproduce.study import Store, Study, redraw, reproduce
 from headtilt.experiments.reproduce.trial import Fitting, Training, picture, pixels, spread
 from headtilt.head import HeadRecipe
 
-FITTING = Fitting(120, HeadRecipe(rounds=2, hidden=32, steps=24, pool=120, batch=32))
+FITTING = Fitting(120, HeadRecipe(hidden=32, looks=1))
 TRAINING = Training(images=256, epochs=1, warm=True)
 SIZES: dict[str, dict[str, Any]] = {
     "table1": {

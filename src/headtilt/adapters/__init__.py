@@ -26,7 +26,7 @@ class Adapted:
         labels: Class names, or None where the source has none.
         size: Side of the square it sees.
         resize: Shorter side to which photographs are resized before the centre square is cut.
-        padding: How views should be padded; photographs by reflection.
+        padding: How views should be padded; photographs by reflection, "auto" where nobody knows.
         name: What reports call it.
         channels: 3 for colour, 1 for greyscale.
         resample: How photographs are resized.

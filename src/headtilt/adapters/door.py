@@ -29,11 +29,12 @@ def load(spec: str, *, device: str = "cpu", size: int | None = None) -> Adapted:
       `adapters.torchvision`.
     - ``onnx:FILE`` runs in onnxruntime and ``pt2:FILE`` is an exported program; what such files do not say of
       themselves stands in a JSON file beside them, see `adapters.sidecar`. The file alone will do where it exists.
-    - ``zoo:NAME`` or ``zoo:NAME:SEED`` is one of the paper's networks on digits, mnist, fashion-mnist or gtsrb.
+    - ``zoo:NAME`` or ``zoo:NAME:SEED`` is a network of the zoo: the paper's on digits, mnist, fashion-mnist or
+      gtsrb, and a ResNet on cifar10.
     - ``python:MODULE:FUNCTION`` is one's own. The module may lie in the current folder; the function takes no
       arguments and returns an `Adapted`, which says everything, or an `nn.Module` or any callable from raw pixels
       (B, C, H, W) in [0, 1] to logits (B, Y). It may have the attributes ``input_size`` (the side of the square it
-      sees, 32 otherwise), ``padding`` (of views, zeros otherwise), ``labels`` (the names of its outputs, in order) and
+      sees, 32 otherwise), ``padding`` (of views, auto otherwise), ``labels`` (the names of its outputs, in order) and
       ``channels`` (3 otherwise).
 
     Args:
@@ -90,7 +91,7 @@ def outputs_for(adapted: Adapted, classes: Sequence[str]) -> tuple[int, ...] | N
 def _from_zoo(spec: str, device: str) -> Adapted:
     name, _ = zoo.parse(spec)
     shape = zoo.SHAPES[name]
-    return Adapted(zoo.load(spec, device=device), None, shape.size, shape.size, "zeros", spec, shape.channels)
+    return Adapted(zoo.load(spec, device=device), None, shape.size, shape.size, "auto", spec, shape.channels)
 
 
 def _from_python(rest: str, device: str) -> Adapted:
@@ -114,7 +115,7 @@ def _from_python(rest: str, device: str) -> Adapted:
         labels=None if labels is None else tuple(map(str, labels)),
         size=side,
         resize=side,
-        padding=getattr(made, "padding", "zeros"),
+        padding=getattr(made, "padding", "auto"),
         name=rest,
         channels=at_least("channels", getattr(made, "channels", 3), 1),
     )

@@ -1,28 +1,60 @@
-"""A wrapper fitted on a folder of upright image files."""
+"""A wrapper fitted on a folder of upright image files: what it will cost, the fit itself, and what it is worth."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headtilt.adapters import Adapted
 from headtilt.adapters.images import square_of
+from headtilt.adapters.sidecar import PHOTOGRAPHS
 from headtilt.data.dataset import sample_indices
 from headtilt.errors import DataError
+from headtilt.fit import FEWEST, FEWEST_FOR_HEAD, Fitter, split
+from headtilt.gate import Promise
+from headtilt.groups import rotation
 from headtilt.head import HeadRecipe
+from headtilt.predictor import Predictor
+from headtilt.progress import duration
+from headtilt.warp import Padding, centre_crop
 
 if TYPE_CHECKING:
     from headtilt.pretrained import Pretrained
 
-FEWEST = 10
-SLOW_PIXELS = 3 * 96 * 96
+TIMED_CHUNKS, TIMED_VIEWS = 2, 2048  # by which a view is timed, and no more views than that
+TIMED_POSES, TIMED_STEPS = 8, 3
 Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a fit will take.
+
+    Attributes:
+        images: Images that it is fitted on.
+        views: Views of the model.
+        seconds: On this machine, about; nothing but these words depends on it.
+    """
+
+    images: int
+    views: int
+    seconds: float
+
+    def words(self) -> str:
+        """Return it as a line: "300 images, about 29,000 views, some 5 min here"."""
+        digits = max(len(str(self.views)) - 2, 0)
+        views = round(self.views, -digits)
+        return f"{self.images:,} images, about {views:,} views, some {duration(max(self.seconds, 1.0))} here"
 
 
 @dataclass(frozen=True)
@@ -33,79 +65,191 @@ class Fitting:
         method: "head", "balance", "prototypes" or "neighbours".
         promise: Points of upright accuracy that the search may cost; None fits no gate.
         images: Most images.
-        rounds: Most rounds of training a head; None takes the recipe's.
-        hidden: Width of a head; None takes the recipe's.
-        draws: Looks at every image under new tilts; None chooses: two of photographs on a CPU, where a look takes
-            minutes, else one for each round.
-        pose: Weight of finding the right pose beside the right label.
+        recipe: How a head is trained.
         seed: Seeds everything random.
     """
 
     method: str = "head"
     promise: float | None = 0.5
     images: int = 1000
-    rounds: int | None = None
-    hidden: int | None = None
-    draws: int | None = None
-    pose: float = 0.0
+    recipe: HeadRecipe = HeadRecipe()  # noqa: RUF009 - frozen
     seed: int = 0
 
-    def run(self, robust: Pretrained, paths: Sequence[Path], tell: Tell) -> list[str]:
-        """Fit the wrapper on image files, and return what was wrong with those that could not be read.
+    def read(self, robust: Pretrained, paths: Sequence[Path], tell: Tell) -> tuple[Tensor, list[str]]:
+        """Return images (n, C, H, W) from files, and what was wrong with those that could not be read.
 
         Args:
-            robust: The wrapper, which is fitted in place.
-            paths: Upright images.
+            robust: The wrapper that will be fitted.
+            paths: Upright images; some of them, where they are too many.
             tell: Called with (stage, done, total).
         """
         chosen = [paths[index] for index in sample_indices(len(paths), self.images, self.seed).tolist()]
-        larger = larger_square(robust.adapted)
-        images, broken = _read(chosen, larger, tell)
-        crop = robust.adapted.size if larger.size > robust.adapted.size else None
-        tell("fitting", 0, 1)
-        slow = images[0].numel() >= SLOW_PIXELS and robust.predictor.device_and_dtype(images)[0].type == "cpu"
-        draws = self.draws or (2 if slow else None)
-        given: dict[str, Any] = {"rounds": self.rounds, "hidden": self.hidden, "draws": draws, "pose": self.pose}
+        return read(chosen, larger_square(robust.adapted), tell)
+
+    def cost(self, robust: Pretrained, images: Tensor) -> Cost:
+        """Return what `run` will take, after trying a few views of some of the images (n, C, H, W)."""
+        fitter = self._fitter(robust)
+        views = fitter.views(len(images))
+        fresh = robust.predictor.with_model(robust.model)  # a fit must not depend on what was tried before it
+        reads = self.method in ("head", "prototypes", "neighbours")
+        predictor = fresh.with_features(robust.features if reads else None)
+        some = centre_crop(images[:TIMED_VIEWS], self._crop(robust))
+        with torch.inference_mode(False), torch.random.fork_rng():
+            seconds = views * seconds_per_view(predictor, some, robust.padding)
+            if self.method == "head" and len(images) >= FEWEST_FOR_HEAD:
+                folds = split(len(images), None, np.random.default_rng(0))
+                trained = [len(fold.train) for fold in folds] + ([len(images)] if len(folds) > 1 else [])
+                steps = sum(self.recipe.steps(count * self.recipe.looks) for count in trained)
+                seconds += steps * seconds_per_step(predictor, some[:1], self.recipe, fitter.views_each + 1)
+        return Cost(len(images), views, seconds)
+
+    def run(self, robust: Pretrained, images: Tensor, tell: Tell | None = None) -> None:
+        """Fit the wrapper, in place.
+
+        Args:
+            robust: The wrapper.
+            images: (n, C, H, W), from `read`.
+            tell: Called with (stage, views done, views in all).
+        """
         robust.fit(
             images,
             method=self.method,  # type: ignore[arg-type]
             promise=self.promise,
-            recipe=HeadRecipe(**{name: value for name, value in given.items() if value is not None}),
-            crop=crop,
+            recipe=self.recipe,
+            crop=self._crop(robust),
             seed=self.seed,
             progress=tell,
         )
-        return broken
+
+    def _crop(self, robust: Pretrained) -> int | None:
+        side = robust.adapted.size
+        return side if larger_square(robust.adapted).size > side else None
+
+    def _fitter(self, robust: Pretrained) -> Fitter:
+        return Fitter(
+            robust.predictor,
+            robust.plan,
+            padding=robust.padding,
+            interpolation=robust.interpolation,
+            method=self.method,  # type: ignore[arg-type]
+            recipe=self.recipe,
+            readout=robust.readout,
+            promise=None if self.promise is None else Promise(self.promise),
+            crop=self._crop(robust),
+            seed=self.seed,
+        )
 
 
 def larger_square(adapted: Adapted) -> Adapted:
     """Return how to read photographs for tilting: √2 times larger than the model sees them, and a bit.
 
-    What does not look at photographs, whose views are padded by something else than reflections, is read as it is.
+    Photographs are what is padded by reflections, or what a model sees in colour and at least 64 pixels wide where
+    nobody says how to pad. All else is read as it is.
     """
-    if adapted.padding != "reflection":
+    large = adapted.channels == 3 and adapted.size >= PHOTOGRAPHS
+    if adapted.padding != "reflection" and not (adapted.padding == "auto" and large):
         return adapted
     side = -(-adapted.size * 10 // 7)
     return replace(adapted, size=side, resize=max(side, adapted.resize))
 
 
-def _read(paths: Sequence[Path], adapted: Adapted, tell: Tell) -> tuple[Tensor, list[str]]:
-    def one(path: Path) -> Tensor | str:
+def read(paths: Sequence[Path], adapted: Adapted, tell: Tell) -> tuple[Tensor, list[str]]:
+    """Return the images (n, C, size, size) of files, and what was wrong with those that could not be read.
+
+    Each goes straight to its place: never is more in memory than the images themselves, and those being decoded.
+    """
+    images = torch.empty(len(paths), adapted.channels, adapted.size, adapted.size)
+
+    def one(number: int) -> str | None:
         try:
-            return square_of(path, adapted)
+            images[number] = square_of(paths[number], adapted)
         except DataError as error:
             return str(error)
+        return None
 
-    images: list[Tensor] = []
-    broken: list[str] = []
-    with ThreadPoolExecutor() as pool:
-        for number, found in enumerate(pool.map(one, paths), start=1):
-            if isinstance(found, Tensor):
-                images.append(found)
-            else:
-                broken.append(found)
-            tell("reading images", number, len(paths))
-    if len(images) < FEWEST:
+    said: list[str | None] = []
+    pool = ThreadPoolExecutor()
+    try:
+        for error in pool.map(one, range(len(paths))):
+            said.append(error)
+            tell("reading images", len(said), len(paths))
+    finally:  # Ctrl-C must not wait for files that nobody wants any more
+        pool.shutdown(cancel_futures=True)
+    good = [number for number, error in enumerate(said) if error is None]
+    broken = [error for error in said if error is not None]
+    if len(good) < FEWEST:
         why = f" {broken[0]}" if broken else ""
-        raise DataError(f"fit needs at least {FEWEST} images that can be read; there are {len(images)}.{why}")
-    return torch.stack(images), broken
+        raise DataError(f"fit needs at least {FEWEST} images that can be read; there are {len(good)}.{why}")
+    if broken:
+        for place, number in enumerate(good):
+            images[place] = images[number]
+    return images[: len(good)], broken
+
+
+def seconds_per_view(predictor: Predictor, images: Tensor, padding: Padding) -> float:
+    """Return how long a view of one of the images (n, C, H, W) takes here, by a few views of some of them."""
+    device, _ = predictor.device_and_dtype(images)
+    poses = rotation().matrix(torch.linspace(-3, 3, TIMED_POSES)).to(device)
+
+    def look(count: int) -> None:
+        predictor.all_views(images[:count].to(device), poses, padding=padding)
+
+    look(1)  # gets to know the model
+    chunk = max(predictor.chunks.values(), default=predictor.chunk or 1)
+    count = min(max(min(TIMED_CHUNKS * chunk, TIMED_VIEWS) // len(poses), 1), len(images))
+    return _timed(lambda: look(count), device) / (count * len(poses))
+
+
+def seconds_per_step(predictor: Predictor, image: Tensor, recipe: HeadRecipe, views: int) -> float:
+    """Return how long a step of training a head takes here, by a network of its size.
+
+    Args:
+        predictor: Reads what the head will read.
+        image: (1, C, H, W).
+        recipe: How the head will be trained.
+        views: Of each image in a batch.
+    """
+    seen = predictor(image)
+    inputs = seen.logits if seen.features is None or recipe.source == "logits" else seen.features
+    rows = inputs.float().expand(recipe.batch * views, -1)
+    widths = (rows.shape[1], recipe.hidden, recipe.hidden, seen.logits.shape[1] + 1)
+    weights = [rows.new_zeros(pair, requires_grad=True) for pair in pairwise(widths)]
+
+    def step() -> None:
+        with torch.enable_grad():
+            found = rows
+            for weight in weights:
+                found = F.gelu(F.dropout(found) @ weight)
+            found.sum().backward()
+
+    step()
+    return min(_timed(step, rows.device) for _ in range(TIMED_STEPS))
+
+
+def _timed(work: Callable[[], None], device: torch.device) -> float:
+    """Return the seconds that some work takes, until the device is done with it."""
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def verdict(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a fit is worth, by its own report: what is judged, and how it came out, in plain words."""
+    found = report.get("verdict")
+    if found is None:
+        return []
+    said = []
+    for name, words in (("tilted", "tilted images"), ("turned exactly", "turned by exact quarters")):
+        agreement = found[name]
+        if agreement["images"]:
+            better = f"{agreement['bare']:.1f} % → {agreement['fitted']:.1f} % agree with the upright answer"
+            said.append((words, better))
+    upright = f"{found['upright answers replaced']:.1f} % of answers replaced"
+    if (turned := found["upright images turned"]) is not None:
+        upright += f", {turned:.1f} % of images would be turned by more than 10°"
+    said.append(("upright images", upright))
+    if (kept := found["tilted answers kept by the gate"]) is not None:
+        said.append(("the gate", f"keeps {kept:.0f} % of the bare answers to tilted images"))
+    return said

@@ -16,12 +16,12 @@ from headtilt.data import load as load_data
 from headtilt.errors import DataError, OptionError
 from headtilt.groups import rotation
 from headtilt.head import HeadRecipe
-from headtilt.presets import fast, paper3
+from headtilt.presets import accurate, paper3
 from headtilt.wrapper import ITS
 
 DIGITS = "zoo:digits"
 PACKAGED = Path(__file__).parent / "packaged" / "digits"
-RECIPE = HeadRecipe(rounds=6, hidden=128, steps=48, pool=500, batch=64)
+RECIPE = HeadRecipe(hidden=128)  # a small head, since it is downloaded with the package
 MOST_EXAMPLES = 18
 Tell = Callable[[str, int, int], None]
 
@@ -72,8 +72,8 @@ def digits_stage(tell: Tell | None = None) -> Stage:
     adapted = door.load(f"{DIGITS}:0")
     methods = unfitted(adapted)
     fit_images = load_data("digits", "fit").floats()
-    methods["balanced energy"] = ITS(adapted.model, **fast()).fit(
-        fit_images, method="balance", promise=None, views=24, progress=tell
+    methods["balanced energy"] = ITS(adapted.model, **accurate()).fit(
+        fit_images, method="balance", promise=None, progress=tell
     )
     methods["headtilt"] = ITS.load(PACKAGED, adapted.model)
     return Stage(adapted, methods, digit_examples(adapted), NOTES)
@@ -153,10 +153,13 @@ def _pictures(folder: Path, adapted: Adapted) -> list[Example]:
 
 
 def fit_packaged(folder: Path = PACKAGED) -> None:
-    """Fit the bundle that comes with the package, from the unlabelled digits of the fit split."""
+    """Fit the bundle that comes with the package, from the unlabelled digits of the fit split.
+
+    ``python -m headtilt.apps.playground_methods`` does it anew.
+    """
     adapted = door.load(f"{DIGITS}:0")
     images = load_data("digits", "fit").floats()
-    ITS(adapted.model, **fast()).fit(images, recipe=RECIPE, promise=0.5, views=24).save(folder)
+    ITS(adapted.model, **accurate()).fit(images, recipe=RECIPE, promise=0.5).save(folder)
 
 
 if __name__ == "__main__":

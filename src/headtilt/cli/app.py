@@ -78,9 +78,16 @@ Limit = Annotated[int, typer.Option(min=0, help="Most test images, chosen at ran
 
 
 @contextmanager
-def progress() -> Iterator[Tell]:
-    """Yield what shows progress and the time left on stderr: a bar, or a line per stage where nobody watches."""
+def progress(*, silent: bool = False) -> Iterator[Tell]:
+    """Yield what shows progress and the time left on stderr: a bar, or a line per stage where nobody watches.
+
+    Args:
+        silent: Whether to say nothing where nobody watches.
+    """
     console = Console(stderr=True)
+    if silent and not console.is_terminal:
+        yield lambda what, done, total: None  # noqa: ARG005
+        return
     if not console.is_terminal:
         last = ""
 

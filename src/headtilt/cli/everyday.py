@@ -7,7 +7,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -167,13 +167,15 @@ def fit(
         float, typer.Option(help="Points of upright accuracy that the search may cost; negative: no gate.")
     ] = 0.5,
     refine: Annotated[int, typer.Option(min=0, help="Rounds of refining the best poses, within the same views.")] = 0,
-    images: Annotated[int, typer.Option(min=10, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Most rounds of training a head.")] = None,
+    images: Annotated[int, typer.Option(min=8, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Four times the looks at every image: takes longer, and helps a little.")
+    ] = False,
+    looks: Annotated[int | None, typer.Option(min=1, help="Tilts under which a head sees every image.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
-    draws: Annotated[
-        int | None, typer.Option(min=1, help="Looks at every image under new tilts; else chosen by model and device.")
+    pose: Annotated[
+        float | None, typer.Option(min=0, help="Weight of the right pose beside the right label, for a head.")
     ] = None,
-    pose: Annotated[float, typer.Option(min=0, help="Weight of the right pose beside the right label.")] = 0.0,
     seed: Seed = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that exists.")] = False,
     device: Device = "auto",
@@ -181,10 +183,15 @@ def fit(
 ) -> None:
     """Learn from unlabelled upright images what upright looks like to a model, and write it to a bundle.
 
-    The model itself never changes. Photographs are read larger than the model sees them, so that tilting them leaves
-    no empty corners.
+    It says first what it will cost, and at the end what it is worth, judged on images that had no part in each fit. The
+    model itself never changes. Photographs are read larger than the model sees them, so that tilting them leaves no
+    empty corners.
     """
+    from dataclasses import replace
+
     from headtilt.apps.fitting import Fitting
+    from headtilt.head import HeadRecipe
+    from headtilt.head import thorough as patient
 
     one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
     one_of("preset", preset, ("accurate", "fast"))
@@ -192,18 +199,39 @@ def fit(
         raise OptionError(f"{out} holds a bundle already; --force replaces it.")
     found = _survey([str(folder)])
     robust = opened_model(model, None, levels or "rotation", preset, size, device, rounds=refine)
-    fitting = Fitting(method, None if promise < 0 else promise, images, rounds, hidden, draws, pose, seed)
-    with progress() as tell:
-        broken = fitting.run(robust, found.paths, tell)
-    robust.save(out)
+    given: dict[str, Any] = {"looks": looks, "hidden": hidden, "pose": pose}
+    recipe = replace(
+        patient() if thorough else HeadRecipe(), **{name: value for name, value in given.items() if value is not None}
+    )
+    fitting = Fitting(method, None if promise < 0 else promise, images, recipe, seed)
+    with progress(silent=True) as tell:
+        read, broken = fitting.read(robust, found.paths, tell)
     console = Console(highlight=False, soft_wrap=True)
-    for name, value in robust.report.items():
-        if isinstance(value, (int, float, str)):
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            console.print(f"[dim]{escape(name.replace('_', ' '))}[/dim] {escape(shown)}")
+    console.print(fitting.cost(robust, read).words())
+    with progress(silent=True) as tell:
+        fitting.run(robust, read, tell)
+    robust.save(out)
+    _print_verdict(console, robust.report)
     console.print(f"[dim]wrote[/dim] {escape(str(out))}")
     for sentence in broken:
         _aside(sentence)
+
+
+def _print_verdict(console: Console, report: dict[str, Any]) -> None:
+    """Print what a fit is worth, what to do where it is worth little, and which padding it chose."""
+    from headtilt.apps.fitting import verdict
+    from headtilt.fit import hint
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for what, words in verdict(report):
+        table.add_row(f"{what}:", words)
+    if "padding" in report:
+        table.add_row("padding:", escape(str(report["padding"])))
+    console.print(table)
+    if advice := hint(report):
+        console.print(escape(advice))
 
 
 def _survey(files: list[str]) -> Survey:

@@ -16,8 +16,7 @@ from headtilt.cli.options import Bundle
 if TYPE_CHECKING:
     from headtilt.experiments.evaluate import Evaluation
 
-METHODS = "vanilla,tta-mean,tta-max,energy,paper3,balanced,head-features+gate"
-RECIPE = 256, 24  # width of a head and most rounds, as `HeadRecipe` has them
+METHODS = "vanilla,oracle,orient,tta-max,energy,paper3,balanced,accurate+gate"
 
 
 @app.command(epilog="[dim]$[/dim] headtilt demo --out pictures\n\n[dim]$[/dim] headtilt demo --quick")
@@ -46,7 +45,7 @@ def demo(
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
-    "[dim]$[/dim] headtilt evaluate mnist --method vanilla,tta-max,energy,paper3,head-features+gate --json\n\n"
+    "[dim]$[/dim] headtilt evaluate mnist --method vanilla,tta-max,energy,paper3,accurate+gate --json\n\n"
     "[dim]$[/dim] headtilt evaluate imagenet-mini --model hf:FOLDER --perturb rotation --method vanilla,balanced\n\n"
     "[dim]$[/dim] headtilt evaluate imagenet-mini --model hf:FOLDER --perturb rotation --method vanilla --bundle B\n\n"
     "[dim]$[/dim] headtilt evaluate ./images --model python:mymodule:make_model --size 64\n\n"
@@ -57,7 +56,9 @@ def demo(
     "unless the module has the attribute labels. Attributes input_size and padding say what it sees; --size wins."
 )
 def evaluate(
-    dataset: Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist, gtsrb, imagenet-mini, or a folder.")],
+    dataset: Annotated[
+        str, typer.Argument(help="digits, mnist, fashion-mnist, gtsrb, cifar10, imagenet-mini, or a folder.")
+    ],
     method: Annotated[str, typer.Option(help="Names, separated by commas; a wrong one lists them all.")] = METHODS,
     perturb: Annotated[
         str, typer.Option(help="affine, rotation, scale, shear, translation, rotation+scale.")
@@ -79,22 +80,30 @@ def evaluate(
         str, typer.Option(help="A tilt for each image, one per run, or from a grid: each, run, grid.")
     ] = "each",
     fit_images: Annotated[int, typer.Option(min=8, help="Most unlabelled upright images to fit on.")] = 6000,
-    rounds: Annotated[int, typer.Option(min=1, help="Most rounds of training a head.")] = RECIPE[1],
-    hidden: Annotated[int, typer.Option(min=1, help="Width of a head.")] = RECIPE[0],
+    thorough: Annotated[bool, typer.Option("--thorough", help="Fit heads with four times the looks.")] = False,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
     mc_passes: Annotated[int, typer.Option(min=1, help="Dropout passes of the paper's methods (the paper: 50).")] = 10,
     promise: Annotated[float, typer.Option(min=0, help="Points of upright accuracy that a gate may cost.")] = 0.5,
     batch: Annotated[int, typer.Option(min=1, help="Images per call of a method.")] = 500,
     curve: Annotated[bool, typer.Option("--curve", help="Also measure accuracy at 24 angles.")] = False,
 ) -> None:
-    """Compare methods on perturbed images: accuracy tilted and upright, pose errors, views, speed."""
+    """Compare methods on the same images in four conditions: accuracy, pose errors, views, speed.
+
+    tilted: perturbed, each image by its own draw. quarter: turned by exactly 90°, 180° or 270°, no pixel resampled.
+    nearly: off by up to 3°, 3 % in scale and half a pixel. upright: as they are.
+    """
+    from dataclasses import replace
+
     from headtilt.errors import one_of
     from headtilt.experiments.evaluate import Evaluation
     from headtilt.experiments.own import own
     from headtilt.experiments.report import resolve_device
     from headtilt.head import HeadRecipe
+    from headtilt.head import thorough as patient
 
     one_of("split", split, ("test", "validation"))
     where = resolve_device(device)
+    recipe = patient() if thorough else HeadRecipe()
     names = [name.strip() for name in method.split(",") if name.strip()]
     evaluation = Evaluation(
         dataset,
@@ -108,7 +117,7 @@ def evaluate(
         fit_images=fit_images,
         mc_passes=mc_passes,
         promise=promise,
-        recipe=HeadRecipe(rounds=rounds, hidden=hidden),
+        recipe=recipe if hidden is None else replace(recipe, hidden=hidden),
         device=where,
         folders=data,
         batch=batch,
@@ -145,7 +154,7 @@ def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
     epilog="[dim]$[/dim] headtilt train gtsrb --seed 3\n\n[dim]$[/dim] headtilt train digits --out mine.safetensors"
 )
 def train(
-    dataset: Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or gtsrb.")],
+    dataset: Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist, gtsrb or cifar10.")],
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seeds weights, batches and dropout.")] = 0,
     device: Device = "auto",
     data: Data = None,

@@ -27,7 +27,7 @@ from headtilt.experiments.report import fractions, need_matplotlib, networks, wr
 from headtilt.groups import decompose
 from headtilt.head import HeadRecipe
 from headtilt.models import zoo
-from headtilt.presets import fast, paper3
+from headtilt.presets import accurate, paper3
 from headtilt.result import SearchResult
 from headtilt.wrapper import ITS
 
@@ -48,7 +48,6 @@ class Size:
         passes: Dropout passes of the paper's method.
         recipe: How the head is trained; chosen on the validation digits for its speed.
         fit: Unlabelled upright digits to fit on, at most.
-        views: Views per orbit in fitting.
     """
 
     networks: int
@@ -56,11 +55,10 @@ class Size:
     passes: int
     recipe: HeadRecipe
     fit: int | None = None
-    views: int = 24
 
 
-FULL = Size(1, 400, 50, HeadRecipe(rounds=6, hidden=128, steps=48, pool=500, batch=64))
-QUICK = Size(1, 100, 10, HeadRecipe(rounds=4, hidden=64, steps=48), fit=500)
+FULL = Size(1, 400, 50, HeadRecipe(hidden=64, looks=1, batch=32))
+QUICK = Size(1, 100, 10, HeadRecipe(hidden=64, batch=32), fit=500)
 
 
 @dataclass(frozen=True)
@@ -152,12 +150,12 @@ def contenders(
     setting = Setting(model, levels, lambda: fit_images)
 
     def balanced() -> Predict:
-        robust = ITS(model, **fast(levels))
-        return searching(robust.fit(fit_images, method="balance", promise=None, views=size.views))
+        robust = ITS(model, **accurate(levels))
+        return searching(robust.fit(fit_images, method="balance", promise=None))
 
     def ours() -> Predict:
-        robust = ITS(model, **fast(levels))
-        wrappers.append(robust.fit(fit_images, recipe=size.recipe, promise=PROMISE, views=size.views))
+        robust = ITS(model, **accurate(levels))
+        wrappers.append(robust.fit(fit_images, recipe=size.recipe, promise=PROMISE))
         return searching(robust)
 
     return {
@@ -188,7 +186,7 @@ def summary(rows: dict[str, list[Row]], size: Size, count: int) -> dict[str, Any
         methods[name] = {
             "right": sum(row.right for row in found),
             "accuracy": 100 * sum(row.right for row in found) / total,
-            "accuracy_std": statistics.pstdev(100 * row.right / count for row in found),
+            "accuracy_std": statistics.stdev(100 * row.right / count for row in found) if len(found) > 1 else 0.0,
             "upright_right": sum(row.upright for row in found),
             "upright_accuracy": 100 * sum(row.upright for row in found) / total,
             "views_per_image": statistics.fmean(row.views for row in found),
@@ -207,7 +205,14 @@ def pictures(
     The tree walks level by level as the paper's does, with the fitted head in place of the bare energy.
     """
     images, truth = tilted.images[:SHOWN], tilted.labels[:SHOWN]
-    walking = ITS(robust.model, robust.plan.levels, confidence="energy", calibrator=robust.calibrator, gate=None)
+    walking = ITS(
+        robust.model,
+        robust.plan.levels,
+        confidence="energy",
+        calibrator=robust.calibrator,
+        padding=robust.padding,
+        gate=None,
+    )
     walking.predictor = robust.predictor
     found, walked = robust.search(images), walking.search(images)
     number = choose(found, walked, truth)

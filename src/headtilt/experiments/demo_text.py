@@ -53,8 +53,8 @@ def verdict(report: dict[str, Any]) -> list[str]:
     said.append(
         "Why: energy favours some classes whatever the pose, so the most confident view often shows the wrong digit, "
         "and a mean drowns the one upright view in sixteen others. Balancing corrects the logits by a linear map; the "
-        "head learns from unlabelled upright digits which views to trust; the gate keeps the network's own answer "
-        "unless it is clearly beaten."
+        "head reads the network at several depths and learns from unlabelled upright digits which views to trust; the "
+        "gate keeps the network's own answer unless it is clearly beaten."
     )
     return said
 

@@ -103,7 +103,7 @@ class Network:
     model: nn.Module
     name: str
     crop: int | None = None
-    padding: Padding = "zeros"
+    padding: Padding = "auto"
     outputs: tuple[int, ...] | None = None
 
     def relabelled(self, data: Dataset) -> Dataset:

@@ -54,7 +54,7 @@ class Told:
     """
 
     predictor: Predictor
-    padding: Padding = "zeros"
+    padding: Padding = "auto"
 
     def __call__(self, images: Tensor) -> Prediction:
         """Raise `OptionError`: nobody told it."""
@@ -79,7 +79,7 @@ class Setting:
         model: The trained classifier, in eval mode.
         levels: The groups to search.
         fit_images: Returns unlabelled upright images (n, C, H, W) in [0, 1], or raises where there are none.
-        held_out: Returns other such images, unseen in training, for early stopping and gates, if there are any.
+        held_out: Returns other such images, unseen in training, for gates, if there are any.
         padding: How views are padded.
         crop: Side of the square that the model sees, where fit images are larger.
         mc_passes: Monte-Carlo passes of the paper's methods.
@@ -87,7 +87,7 @@ class Setting:
         recipe: How heads are trained.
         seed: Seeds everything random.
         retrained: Returns the network that users would train instead, by name ("augmented", "last-layer").
-        fits: Wrappers fitted so far: methods that differ in search or gate alone share one calibrator.
+        fits: Wrappers fitted so far, each with a gate: a method with it and the same one without share a calibrator.
         bundle: A folder that `ITS.save` wrote for the model, for the method of that name.
     """
 
@@ -95,7 +95,7 @@ class Setting:
     levels: tuple[Group, ...]
     fit_images: Callable[[], Tensor]
     held_out: Callable[[], Tensor] | None = None
-    padding: Padding = "zeros"
+    padding: Padding = "auto"
     crop: int | None = None
     mc_passes: int = 10
     promise: Promise = Promise()  # noqa: RUF009 - frozen
@@ -170,22 +170,31 @@ def _its(options: Callable[[Setting], dict[str, Any]]) -> Callable[[Setting], Pr
 
 
 def fitted(setting: Setting, method: Any, options: dict[str, Any], *, gate: bool) -> ITS:
-    """Return a wrapper fitted on the setting's unlabelled images."""
-    robust = ITS(setting.model, padding=setting.padding, seed=setting.seed, gate=None, **options)
-    key = (method, robust.features, robust.readout)
+    """Return a wrapper fitted on the setting's unlabelled images.
+
+    Every fit has a gate, since images that take turns tell it of the calibrator while that is fitted; without one, the
+    same calibrator answers alone.
+    """
+    key = (
+        method,
+        *sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in options.items()),
+    )
     known = setting.fits.get(key)
     if known is None:
-        known = setting.fits[key] = _fit(setting, robust, method, gate=False)
-    robust.calibrator, robust.predictor = known.calibrator, known.predictor
-    return _fit(setting, robust, "keep", gate=True) if gate else robust
+        known = setting.fits[key] = _fit(setting, method, options)
+    if gate:
+        return known
+    alone = ITS(setting.model, padding=known.padding, seed=setting.seed, gate=None, **options)
+    alone.calibrator, alone.predictor, alone.report = known.calibrator, known.predictor, known.report
+    return alone
 
 
-def _fit(setting: Setting, robust: ITS, method: Any, *, gate: bool) -> ITS:
-    return robust.fit(
+def _fit(setting: Setting, method: Any, options: dict[str, Any]) -> ITS:
+    return ITS(setting.model, padding=setting.padding, seed=setting.seed, **options).fit(
         setting.fit_images(),
         held_out=None if setting.held_out is None else setting.held_out(),
         method=method,
-        promise=setting.promise if gate else None,
+        promise=setting.promise,
         recipe=setting.recipe,
         crop=setting.crop,
         seed=setting.seed,

@@ -19,7 +19,7 @@ import torch
 
 import headtilt
 from headtilt import plot
-from headtilt.data import NAMES
+from headtilt.data import NAMES, cifar
 from headtilt.data.fetch import cache_folder, data_folders, find
 from headtilt.data.gtsrb import PLACES
 from headtilt.data.idx import SETS, file_names, spellings
@@ -253,7 +253,12 @@ def data_found(folders: list[Path] | None = None) -> dict[str, str | None]:
         name: [f"{inside}/{spelling}" for inside in known.folders for spelling in spellings(file_names("test")[0])]
         for name, known in SETS.items()
     }
-    candidates = {**files, "gtsrb": list(PLACES["test"]), "imagenet-mini": ["imagenet-mini"]}
+    candidates = {
+        **files,
+        "gtsrb": list(PLACES["test"]),
+        "cifar10": list(cifar.PLACES["test"]),
+        "imagenet-mini": ["imagenet-mini"],
+    }
     found: dict[str, str | None] = {}
     for name in NAMES:
         if name == "digits":

@@ -98,7 +98,7 @@ def with_passes(study: Study, size: Size, dataset: str, name: str, run: int) -> 
     """Return the accuracy of ITS³ in one run."""
     passes, sampled = PASSES[name]
     seed = run % size.networks
-    robust = ITS(network(study, dataset, seed), **paper3(passes), mc_sampled=sampled, seed=run)
+    robust = ITS(network(study, dataset, seed), **paper3(passes), padding="zeros", mc_sampled=sampled, seed=run)
     data = draw_images(study, dataset, size.images, seed=run)
     return ask(searching(robust), tilt(data, draw_transforms("affine", len(data), seed=run), study.device))["accuracy"]
 

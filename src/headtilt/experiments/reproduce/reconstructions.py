@@ -136,7 +136,7 @@ def moved(study: Study, size: Size, dataset: str, column: str, images: Tensor) -
         given = setting(study, dataset, 0, levels, fitting)
         robust = fitted(given, "head", (accurate if size.budget == "accurate" else fast)(levels), gate=False)
     else:
-        robust = ITS(network(study, dataset, 0), **(paper3 if column == "ITS³" else paper5)(passes))
+        robust = ITS(network(study, dataset, 0), padding="zeros", **(paper3 if column == "ITS³" else paper5)(passes))
     result = robust.search(images)
     return result.canonical(), result.labels
 

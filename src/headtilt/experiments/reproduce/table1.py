@@ -27,7 +27,7 @@ from headtilt.experiments.reproduce.trial import (
     tilt,
 )
 from headtilt.groups import invert
-from headtilt.head import HeadRecipe
+from headtilt.head import thorough
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,7 +133,7 @@ FULL = Size(
     5,
     Share(1000, 400, 200),
     {"gtsrb": Share(400, 200, 200)},
-    fitting=Fitting(30_000, HeadRecipe(rounds=40, hidden=512)),
+    fitting=Fitting(30_000, replace(thorough(), hidden=512)),
 )
 QUICK = Size(
     2,

@@ -64,7 +64,7 @@ class Fitting:
 
 
 QUICK_TRAINING = Training(images=1024, epochs=2, warm=True)
-QUICK_FITTING = Fitting(200, HeadRecipe(rounds=3, hidden=64, steps=32, pool=200, batch=64))
+QUICK_FITTING = Fitting(200, HeadRecipe(hidden=64, looks=1))
 
 
 def network(study: Study, dataset: str, seed: int) -> nn.Module:
@@ -119,6 +119,7 @@ def setting(
         levels=tuple(levels),
         fit_images=images,
         held_out=lambda: load_data(dataset, "validation", folders=study.folders, limit=held_out).floats(),
+        padding="zeros",
         mc_passes=mc_passes,
         promise=Promise(0.5),
         recipe=fitting.recipe,
@@ -128,8 +129,8 @@ def setting(
 
 
 def published(model: nn.Module, levels: Sequence[Group], **options: Any) -> ITS:
-    """Return the search as the paper has it: what it finds is the answer, with no gate to doubt it."""
-    return ITS(model, levels, gate=None, **options)
+    """Return the search as the paper has it: nothing lies outside an image, and no gate doubts what is found."""
+    return ITS(model, levels, gate=None, **{"padding": "zeros", **options})
 
 
 def canonicalising(model: nn.Module) -> Predict:
