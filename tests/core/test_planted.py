@@ -52,7 +52,9 @@ def planted(size: tuple[int, int], perturbations: torch.Tensor) -> tuple[torch.T
 
 
 def look(size, levels, samples, images, **options):
-    return ungated(MATCHER[size], levels, samples=samples, **{"confidence": "energy", "padding": "zeros", **options}).search(images)
+    return ungated(
+        MATCHER[size], levels, samples=samples, **{"confidence": "energy", "padding": "zeros", **options}
+    ).search(images)
 
 
 # --- on the grid ------------------------------------------------------------------------------------------------------

@@ -367,7 +367,9 @@ def test_pose_and_logits_are_permuted_together(monkeypatch, net, images):
     """The reference code re-orders the logits and leaves the transforms behind."""
 
     def every_pose_gives_its_logits():
-        result = ungated(net, [ht.rotation(), ht.shear_x()], samples=5, ranking="support", padding="zeros").search(images)
+        result = ungated(net, [ht.rotation(), ht.shear_x()], samples=5, ranking="support", padding="zeros").search(
+            images
+        )
         for slot in range(3):
             active = result.hypotheses.active[:, slot]
             views = ht.warp(images[active], result.hypotheses.pose[active, slot])

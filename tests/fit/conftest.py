@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from torch import Tensor, nn
 
 import headtilt as ht
-from headtilt import gate_fit
+from headtilt import head
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.gate import fit_detector
 from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 
-QUICK = HeadRecipe(rounds=2, steps=8, pool=128, hidden=32)
+QUICK = HeadRecipe(looks=1, views=8, epochs=1, hidden=16)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,10 +28,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_detectors() -> Iterator[None]:
-    """Detectors of gates are trained for a tenth of their steps: these tests are of what is done with them."""
+def quick_heads() -> Iterator[None]:
+    """Heads may be trained for a few steps only: most of these tests are of what is done with them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate_fit, "fit_detector", partial(fit_detector, steps=60))
+        patch.setattr(head, "FEWEST_STEPS", 4)
         yield
 
 
@@ -59,4 +57,4 @@ def tilted() -> Tensor:
 def fitted(digits_net: nn.Module, upright: Tensor) -> ht.ITS:
     """A wrapper with a quickly trained head and a gate; no test changes it."""
     robust = ht.ITS(digits_net, search="joint", budget=24, readout="marginal")
-    return robust.fit(upright, recipe=QUICK, promise=2.0)
+    return robust.fit(upright, recipe=HeadRecipe(looks=1, views=12, epochs=16, hidden=48), promise=3.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -17,16 +19,24 @@ def joint(net: nn.Module, **options) -> ht.ITS:
 
 
 def bias_of(net: nn.Module, images, **options) -> torch.Tensor:
-    return joint(net).fit(images, method="balance", promise=None, views=12, **options).calibrator.bias
+    return joint(net, padding="zeros").fit(images, method="bias", promise=None, **options).calibrator.bias
 
 
 def parts(robust: ht.ITS) -> tuple[object, ...]:
-    return robust.calibrator, robust.gate, robust.predictor, robust.report
+    return robust.calibrator, robust.gate, robust.predictor, robust.padding, robust.report
+
+
+def twin(robust: ht.ITS) -> ht.ITS:
+    """Another wrapper of the same parts, which may be given others."""
+    other = copy.copy(robust)
+    other._modules = dict(robust._modules)
+    return other
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
     return float((scores.argmax(1) == labels).float().mean())
 
 
-def found(marginal: torch.Tensor, near: torch.Tensor) -> Found:
-    return Found(root_beam(Evidence(marginal)), (), marginal, near, torch.ones(len(marginal), dtype=torch.long))
+def found(marginal: torch.Tensor, near: torch.Tensor, root: torch.Tensor | None = None) -> Found:
+    root = marginal if root is None else root
+    return Found(root_beam(Evidence(marginal)), (), root, marginal, near, torch.ones(len(marginal), dtype=torch.long))
