@@ -115,7 +115,7 @@ def test_a_classifier_written_as_onnx_keeps_its_features_and_serves_its_bundle(t
     onnx.write(tmp_path / "net.onnx", source)
     found = door.load(f"onnx:{tmp_path / 'net.onnx'}")
     assert (found.labels, found.size, found.resize, found.padding) == (source.labels, 24, 30, "zeros")
-    assert found.features == ("head.first", "head.last")
+    assert found.features == ("body.2:out", "head.first", "head.last")
     embedded = ht.from_pretrained(str(tmp_path / "net.onnx")).embed(images)
     assert embedded.shape == (5, 6), "what the last layer reads"
 

@@ -57,7 +57,8 @@ def test_a_wrapper_around_it_searches_and_reads_features(checkpoint: Path) -> No
     tapped = robust.predictor.with_features("auto")
     features = tapped(torch.rand(2, 3, 32, 32)).features
     assert features is not None
-    assert features.shape == (2, 16), "the input of the classifier, which alone sees one vector per view"
+    assert tapped.features[-1].endswith("classifier"), "whose input is one vector per view"
+    assert features.shape == (2, 16 * len(tapped.features))
 
 
 def test_a_name_that_is_nowhere_is_a_clear_error(tmp_path: Path) -> None:

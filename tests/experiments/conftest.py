@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from headtilt import fit as fitting
+from headtilt import head
 from headtilt.data import Dataset, load
 from headtilt.models import zoo
 
@@ -18,8 +19,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADTILT_CACHE", str(folder))
-        # Gates are quickly set: these tests are of how methods are compared.
+        # Heads and gates are quickly fitted: these tests are of how methods are compared.
         patch.setattr(fitting, "HELD_OUT_IMAGES", 30)
+        patch.setattr(head, "FEWEST_STEPS", 60)
         yield folder
 
 
