@@ -21,7 +21,7 @@ from headtilt.gate import CautiousGate, Gate
 from headtilt.head import HeadRecipe, OrbitHead
 from headtilt.presets import fast
 
-TINY = HeadRecipe(rounds=2, steps=4, pool=64, hidden=16)
+TINY = HeadRecipe(looks=1, views=6, epochs=1, hidden=16)
 
 
 class Net(nn.Module):
@@ -45,17 +45,20 @@ def images(count: int, seed: int = 0) -> Tensor:
     return nn.functional.avg_pool2d(noise, 3, 1, 1) * 4 - 1.5
 
 
-@pytest.mark.parametrize("method", ["head", "balance", "prototypes", "neighbours"])
+@pytest.mark.parametrize("method", ["head", "balance", "bias", "prototypes", "neighbours"])
 def test_a_fitted_wrapper_answers_the_same_after_a_round_trip(tmp_path: Path, method: str) -> None:
     model = Net()
-    robust = ht.ITS(model, **fast()).fit(images(160), method=method, recipe=TINY)  # type: ignore[arg-type]
+    robust = ht.ITS(model, **fast()).fit(images(80), method=method, recipe=TINY)  # type: ignore[arg-type]
     robust.save(tmp_path / "bundle")
     again = ht.ITS.load(tmp_path / "bundle", model)
     first, second = robust.search(images(9, 1)), again.search(images(9, 1))
     assert torch.equal(first.logits, second.logits)
     assert torch.equal(first.pose, second.pose)
     assert torch.equal(first.views, second.views)
+    assert torch.equal(first.pose_confidence.nan_to_num(-1), second.pose_confidence.nan_to_num(-1))
     assert again.report == robust.report
+    assert again.predictor.features == robust.predictor.features
+    assert again.padding == robust.padding
 
 
 def test_a_report_with_infinities_is_json_and_comes_back(tmp_path: Path) -> None:
@@ -117,12 +120,38 @@ def test_tensors_that_are_not_the_ones_described_are_refused(tmp_path: Path) -> 
         ht.ITS.load(tmp_path, Net())
 
 
-def test_a_newer_format_is_refused_by_its_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [1, 99, None, "2"])
+def test_another_format_is_refused_by_its_number_with_what_to_do(tmp_path: Path, found: object) -> None:
     ht.ITS(Net()).save(tmp_path)
     config = json.loads((tmp_path / bundle.CONFIG).read_text())
-    (tmp_path / bundle.CONFIG).write_text(json.dumps({**config, "format": 99}))
-    with pytest.raises(ht.DataError, match="format 99; this version reads 1"):
+    assert config["format"] == bundle.FORMAT == 2
+    (tmp_path / bundle.CONFIG).write_text(json.dumps({**config, "format": found}))
+    with pytest.raises(ht.DataError, match=rf"format {found!r}; this version reads 2.*Fit again with .*, and save"):
         ht.ITS.load(tmp_path, Net())
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+def test_a_head_comes_back_with_every_number_and_what_it_scores(tmp_path: Path, per_class: bool) -> None:
+    head = OrbitHead(
+        torch.arange(4.0), torch.zeros(48), torch.ones(48), source="features", hidden=8, per_class=per_class
+    )
+    with torch.no_grad():
+        for number, parameter in enumerate(head.parameters()):
+            parameter.fill_(0.1 * number + 0.3)
+    ht.ITS(Net(), calibrator=head.eval(), features=("hidden", "last")).save(tmp_path)
+    again = ht.ITS.load(tmp_path, Net()).calibrator
+    assert isinstance(again, OrbitHead)
+    assert again.state_dict().keys() == head.state_dict().keys()
+    for name, value in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    assert (again.source, again.network[-1].out_features) == ("features", 5 if per_class else 2)
+    assert not again.training
+
+
+def test_a_gate_with_infinite_thresholds_comes_back_whole(tmp_path: Path) -> None:
+    ht.ITS(Net(), gate=Gate(math.inf, -math.inf, 0.1)).save(tmp_path)
+    gate = ht.ITS.load(tmp_path, Net()).gate
+    assert (gate.margin, gate.exit_at, gate.turn_at) == (math.inf, -math.inf, 0.1)
 
 
 def test_a_save_over_an_old_bundle_that_fails_leaves_the_old_one(
@@ -174,7 +203,7 @@ def test_a_description_with_one_value_replaced_never_raises_anything_but_the_pac
 
 def test_a_linear_balance_and_a_cautious_gate_come_back_as_they_were(digits_net, tilted, tmp_path):
     robust = ht.ITS(digits_net, search="joint", budget=12, readout="marginal")
-    robust.fit(load("digits", "fit", limit=300).floats(), method="balance", promise=None, views=6)
+    robust.fit(load("digits", "fit", limit=300).floats(), method="balance", promise=None)
     robust.gate = CautiousGate(1.5, 0.25)
     assert robust.calibrator.weight is not None
     robust.save(tmp_path / "bundle")

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from headtilt.calibrate import Balance, fit_balance, fit_map, upright_prior
+from headtilt.calibrate import Balance, as_it_came, fit_balance, fit_map
 from headtilt.evidence import Evidence
-from headtilt.head import HeadRecipe, fit_head
 
 from .toys import accuracy
 
@@ -29,6 +28,12 @@ def orbits(count: int = 2000, views: int = 12, bias: float = 7.0, seed: int = 0)
     logits[torch.arange(count), canonical, labels] += 8
     logits[..., 0] += bias
     return logits, labels
+
+
+def upright_prior(labels: Tensor, classes: int) -> Tensor:
+    """How often each class occurs; none is left out."""
+    counts = torch.bincount(labels, minlength=classes).double() + 0.5
+    return counts / counts.sum()
 
 
 def won(scores: Tensor) -> Tensor:
@@ -134,11 +139,6 @@ def test_a_class_ruled_out_by_minus_infinity_stays_out_and_spoils_nothing():
     assert bool((scores.argmax(1) != 5).all())
 
 
-def test_the_upright_prior_counts_and_leaves_no_class_out():
-    prior = upright_prior(torch.tensor([0, 0, 2]), 4)
-    assert_close(prior, torch.tensor([7.0, 5.0, 6.0, 5.0]).double() / 23)
-
-
 def test_a_balance_adds_its_numbers_in_the_dtype_of_the_logits_and_uses_up_the_features():
     evidence = Evidence(torch.zeros(2, 3, 4, dtype=torch.float64), torch.ones(2, 3, 7))
     found = Balance(torch.tensor([1.0, 2.0, 3.0, 4.0]))(evidence)
@@ -189,16 +189,11 @@ def test_a_map_takes_classes_ruled_out_by_minus_infinity_as_hopeless():
     assert scores.argmax(1).tolist() == [0]
 
 
-@pytest.mark.parametrize(("draws", "looks"), [(None, 6), (2, 2), (1, 1)])
-def test_tilts_are_drawn_anew_each_round_or_come_again(draws, looks):
-    views, labels = mixed_orbits(120)
-    seen = []
+# --- images as they came ----------------------------------------------------------------------------------------------
 
-    def sample(index, seed):
-        seen.append(seed)
-        return Evidence(views[index]), torch.ones(len(index), 6)
 
-    recipe = HeadRecipe(source="logits", hidden=8, rounds=6, steps=2, draws=draws, patience=9)
-    everything = torch.arange(120)
-    fit_head(sample, labels, everything[:100], everything[100:], Balance(torch.zeros(3)), recipe)
-    assert len(seen) == 1 + looks  # one of them for the held-out images
+def test_calibrators_without_a_word_of_their_own_say_of_images_as_they_came_what_they_say_of_any_view():
+    bare = Evidence(torch.tensor([[1.0, 2.0]]))
+    assert as_it_came(None, bare) is bare
+    assert as_it_came(Balance(torch.tensor([3.0, 0.0])), bare).logits.tolist() == [[4.0, 2.0]]
+    assert as_it_came(lambda evidence: Evidence(-evidence.logits), bare).logits.tolist() == [[-1.0, -2.0]]

@@ -8,7 +8,7 @@ import headtilt as ht
 from headtilt.data import load
 from headtilt.head import HeadRecipe
 
-RECIPE = HeadRecipe(rounds=6, steps=32, pool=512, hidden=64)
+RECIPE = HeadRecipe(epochs=16, hidden=64)
 
 
 def test_turned_digits_are_turned_back_by_exact_quarter_turns(digits_net):
@@ -18,7 +18,7 @@ def test_turned_digits_are_turned_back_by_exact_quarter_turns(digits_net):
         [torch.rot90(image, -int(turn), (-2, -1)) for image, turn in zip(images, quarters, strict=True)]
     )
     robust = ht.ITS(digits_net, **ht.documents())
-    robust.fit(load("digits", "fit", limit=500).floats(), promise=None, views=4, recipe=RECIPE)
+    robust.fit(load("digits", "fit", limit=400).floats(), promise=None, recipe=RECIPE)
     result = robust.search(turned)
     bare = (result.bare.argmax(1) == test.labels).float().mean()
     found = (result.quarters + quarters) % 4 == 0

@@ -17,16 +17,15 @@ from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.distances import Prototypes
 from headtilt.errors import OptionError
 from headtilt.export import Graph
+from headtilt.head import HeadRecipe
 from headtilt.search import tree
-
-from .conftest import QUICK
 
 
 @pytest.fixture(scope="module")
 def affine():
-    """Test digits (200, 1, 28, 28), each turned, scaled and sheared by its own draw."""
-    data = load("digits", "test", limit=200)
-    return perturb_dataset(data, draw("affine", 200, seed=1)).images
+    """Test digits (60, 1, 28, 28), each turned, scaled and sheared by its own draw."""
+    data = load("digits", "test", limit=60)
+    return perturb_dataset(data, draw("affine", 60, seed=1)).images
 
 
 def in_onnxruntime(path, images):
@@ -44,7 +43,8 @@ def agreement(result, logits) -> float:
 
 
 def test_a_joint_search_with_head_and_gate_answers_in_onnxruntime_as_in_python(digits_net, upright, affine, tmp_path):
-    robust = ht.ITS(digits_net, **ht.fast([ht.rotation()])).fit(upright, recipe=QUICK, promise=2.0)
+    recipe = HeadRecipe(looks=1, views=8, epochs=12, hidden=32)
+    robust = ht.ITS(digits_net, **ht.fast([ht.rotation()]), padding="zeros").fit(upright, recipe=recipe, promise=5.0)
     result = robust.search(affine)
     before = fingerprint(digits_net)
     robust.export(tmp_path / "robust.onnx", labels=list("012345678"))
@@ -67,7 +67,8 @@ def test_a_joint_search_with_head_and_gate_answers_in_onnxruntime_as_in_python(d
 
 
 def test_the_papers_tree_answers_in_onnxruntime_as_in_python(digits_net, affine, tmp_path):
-    robust = ht.ITS(digits_net, **{**ht.paper3(mc_passes=1), "levels": [ht.rotation(), ht.shear_x(0.25)]})
+    options = {"levels": [ht.rotation(), ht.shear_x(0.25)], "samples": 7, "hypotheses": 2, "padding": "zeros"}
+    robust = ht.ITS(digits_net, **{**ht.paper3(mc_passes=1), **options})
     result = robust.search(affine)
     robust.export(tmp_path / "paper.onnx", affine)
     _, (logits, pose, gated) = in_onnxruntime(tmp_path / "paper.onnx", affine)
@@ -78,7 +79,7 @@ def test_the_papers_tree_answers_in_onnxruntime_as_in_python(digits_net, affine,
 
 def test_balance_refinement_and_flips_answer_in_torch_as_in_python(digits_net, upright, affine, tmp_path):
     levels = [ht.rotation(), ht.scale(0.25), ht.reflection()]
-    robust = ht.ITS(digits_net, levels, search="joint", budget=48, rounds=1, readout="marginal")
+    robust = ht.ITS(digits_net, levels, search="joint", budget=32, hypotheses=2, rounds=1, readout="marginal")
     robust.fit(upright, method="balance", promise=None)
     robust.export(tmp_path / "balance.pt2")
     logits, pose, _ = in_torch(tmp_path / "balance.pt2", affine)

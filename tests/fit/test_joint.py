@@ -17,7 +17,7 @@ from headtilt.evidence import Evidence
 from headtilt.groups import Group
 from headtilt.result import LatticeTrace, concatenate, near_identity
 from headtilt.search.anneal import Anneal
-from headtilt.search.joint import Joint, first_step, lattice, matrices, spread, wrap
+from headtilt.search.joint import Joint, first_step, lattice, log_weights, matrices, spread, wrap
 
 AFFINE = (ht.rotation(), ht.scale(0.25), ht.shear_x(0.25))
 SETS = {
@@ -222,7 +222,7 @@ def test_curvature_needs_orbits(plan):
         plan((ht.rotation(),), confidence=["energy"])
 
 
-def test_the_marginal_is_the_logsumexp_over_all_views_and_near_over_those_that_move_little():
+def test_the_marginal_is_the_weighed_logsumexp_over_all_views_and_near_over_those_that_move_little():
     seen = {}
 
     def evaluate(index, poses):
@@ -231,13 +231,15 @@ def test_the_marginal_is_the_logsumexp_over_all_views_and_near_over_those_that_m
 
     root = Evidence(torch.randn(1, 4, generator=torch.Generator().manual_seed(1)))
     found = Joint((ht.rotation(),), budget=36).search(evaluate, root)
-    assert_close(found.marginal, torch.cat([seen["logits"], root.logits]).logsumexp(0)[None])
     trace = found.trace[0]
     assert isinstance(trace, LatticeTrace)
     everything = torch.cat([seen["logits"][:18], root.logits, seen["logits"][18:]])
+    weighed = everything + log_weights(trace.poses[0])[:, None]
+    assert_close(weighed[18], root.logits[0])
+    assert_close(found.marginal, weighed.logsumexp(0)[None])
     close = near_identity(trace.poses[0])
     assert 1 < int(close.sum()) < 6
-    assert_close(found.near[0], everything[close].logsumexp(0))
+    assert_close(found.near[0], weighed[close].logsumexp(0))
     assert_close(trace.energy[0], -everything.logsumexp(1))
     assert torch.equal(trace.labels[0], everything.argmax(1))
 

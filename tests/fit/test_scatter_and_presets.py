@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -11,7 +13,7 @@ from core.toys import TinyNet, tiny_images
 from headtilt.evidence import Evidence
 from headtilt.predictor import Predictor
 from headtilt.presets import accurate, affine_levels, fast
-from headtilt.result import LatticeTrace, LevelTrace, scatter
+from headtilt.result import LatticeTrace, LevelTrace, Posture, scatter
 from headtilt.search.joint import Joint
 from headtilt.search.plan import settled
 from headtilt.search.tree import Tree
@@ -30,7 +32,7 @@ def test_what_was_found_for_some_images_is_put_in_their_rows(plan):
     images, rows = tiny_images(6), torch.tensor([4, 1])
     root = Predictor(TinyNet())(images)
     found = search(plan, images[rows])
-    whole = settled(root, found, rows, 3, torch.ones_like(root.labels))
+    whole = settled(root, found, rows, 3)
     rest = torch.tensor([0, 2, 3, 5])
     assert_close(whole.marginal[rows], found.marginal)
     assert_close(whole.near[rows], found.near)
@@ -48,7 +50,7 @@ def test_what_was_found_for_some_images_is_put_in_their_rows(plan):
 def test_in_the_trace_all_other_images_hold_nothing(plan):
     images, rows = tiny_images(6), torch.tensor([4, 1])
     found = search(plan, images[rows])
-    whole = settled(Predictor(TinyNet())(images), found, rows, 3, torch.ones(len(images), dtype=torch.long))
+    whole = settled(Predictor(TinyNet())(images), found, rows, 3)
     rest = torch.tensor([0, 2, 3, 5])
     assert len(whole.trace) == len(found.trace)
     for level, part in zip(whole.trace, found.trace, strict=True):
@@ -74,7 +76,7 @@ def test_scattering_over_all_images_changes_nothing(plan):
     found = search(plan, images)
     order = torch.tensor([2, 0, 3, 1])
     whole = scatter(
-        settled(Predictor(TinyNet())(images), None, order[:0], 3, torch.ones(len(images), dtype=torch.long)),
+        settled(Predictor(TinyNet())(images), None, order[:0], 3),
         found,
         order,
     )
@@ -84,11 +86,27 @@ def test_scattering_over_all_images_changes_nothing(plan):
 
 def test_images_that_all_leave_early_have_one_hypothesis_each_in_as_many_slots_as_others():
     root = Evidence(torch.randn(3, 5), torch.ones(3, 2))
-    whole = settled(root, None, torch.arange(0), 4, torch.ones_like(root.labels))
+    whole = settled(root, None, torch.arange(0), 4)
     assert whole.beam.active.tolist() == [[True, False, False, False]] * 3
     assert whole.beam.pose.shape == (3, 4, 3, 3)
     assert whole.trace == ()
     assert whole.views.tolist() == [1, 1, 1]
+
+
+def test_images_that_leave_early_lie_as_they_came_with_the_confidence_of_the_head():
+    root = Evidence(torch.zeros(3, 5), upright=torch.tensor([[2.0], [-1.0], [0.5]]))
+    gone = settled(root, None, torch.arange(0), 2)
+    assert torch.equal(gone.posture.pose, torch.eye(3).expand(3, 3, 3))
+    assert_close(gone.posture.confidence, root.upright[:, 0].sigmoid())
+    assert_close(gone.posture.tilted, -root.upright[:, 0])
+    assert settled(Evidence(torch.zeros(3, 5)), None, torch.arange(0), 2).posture is None
+    turn = ht.rotation().matrix(torch.tensor([1.0]))
+    found = replace(settled(root.at(slice(1, 2)), None, torch.arange(0), 2), trace=())
+    found = replace(found, posture=Posture(turn, torch.tensor([7.0]), torch.tensor([0.9])))
+    whole = settled(root, found, torch.tensor([1]), 2)
+    assert whole.posture.tilted.tolist() == pytest.approx([-2.0, 7.0, -0.5])
+    assert torch.equal(whole.posture.pose[1], turn[0])
+    assert torch.equal(whole.posture.pose[2], torch.eye(3))
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------
@@ -101,7 +119,6 @@ def test_affine_levels_undo_the_papers_perturbations():
 @pytest.mark.parametrize("levels", [None, [ht.rotation()], (ht.rotation(), ht.scale())], ids=["affine", "one", "two"])
 def test_fast_costs_a_quarter_of_accurate(levels):
     slow, quick = accurate(levels), fast(levels)
-    assert slow["budget"] == (72 if levels is not None and len(levels) == 1 else 216)
     assert quick["budget"] * 4 == slow["budget"]
     assert {**slow, "budget": 0} == {**quick, "budget": 0}
     images = tiny_images(2)
@@ -118,7 +135,7 @@ def test_presets_for_levels_of_ones_own_do_not_keep_the_callers_list():
     assert options["levels"] == [ht.rotation()]
 
 
-@pytest.mark.parametrize("preset", [ht.paper3, ht.paper5, accurate, fast])
+@pytest.mark.parametrize("preset", [ht.paper3, ht.paper5, accurate, fast, ht.documents])
 def test_every_preset_makes_a_wrapper_that_answers(preset):
     options = preset(2) if preset in (ht.paper3, ht.paper5) else preset()
     assert ht.ITS(TinyNet(), **options)(tiny_images(2)).shape == (2, 5)
