@@ -200,21 +200,24 @@ def searching() -> Iterator[Stage]:
         )
 
     model = network()
-    recipe = HeadRecipe(rounds=1, hidden=4, steps=2)
+    recipe = HeadRecipe(looks=1, views=3, epochs=1, hidden=4)
     fresh: list[Any] = []
 
     def renew() -> None:
         fresh[:] = [ht.ITS(model, samples=3, search="joint", budget=6, chunk=64)]
 
     def fit() -> Any:
-        fresh[0].fit(pictures(40), views=3, recipe=recipe)
+        with mock.patch.object(head, "FEWEST_STEPS", 2):
+            fresh[0].fit(pictures(60), recipe=recipe)
         return [digest(value) for value in fresh[0].calibrator.state_dict().values()]
 
     from headtilt import fit as fitting
+    from headtilt import head, sampler
 
+    inside = ((fitting, name) for name in ("fit_balance", "fit_head", "choose_padding", "margin_for", "exit_for"))
     yield Stage(
         "fit",
-        ((model, "forward"), (predictor, "warp"), (predictor, "warp_all"), (fitting, "fit_balance")),
+        ((model, "forward"), (predictor, "warp"), (predictor, "warp_all"), (sampler, "warp"), *inside),
         fit,
         lambda: (model_state(model), id(fresh[0].calibrator), id(fresh[0].gate), dict(fresh[0].report)),
         renew,

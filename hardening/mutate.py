@@ -31,7 +31,11 @@ FILES = (
     "warp.py",
     "confidence.py",
     "calibrate.py",
+    "taps.py",
+    "sampler.py",
     "head.py",
+    "gate.py",
+    "padding.py",
     "distances.py",
     "search/tree.py",
     "search/joint.py",
@@ -41,10 +45,10 @@ TESTS = (
     *(f"tests/core/test_{name}.py" for name in ("groups", "matrices", "warp", "confidence", "planted")),
     *(f"tests/core/test_{name}.py" for name in ("tree", "acceptance", "ranking", "result")),
     *(f"tests/core/test_{name}.py" for name in ("bad_input", "bad_options", "bad_models")),
-    *(f"tests/core/test_{name}.py" for name in ("traps", "wrapper", "beyond_labels")),
+    *(f"tests/core/test_{name}.py" for name in ("traps", "wrapper", "beyond_labels", "taps", "padding", "evidence")),
     *(
         f"tests/fit/test_{name}.py"
-        for name in ("calibrate", "head", "distances", "joint", "fit", "fit_input", "gate", "gate_fit")
+        for name in ("calibrate", "sampler", "head", "gate", "poses", "distances", "joint", "fit", "fit_input")
     ),
     "tests/hardening/test_mutants.py",
 )
