@@ -46,7 +46,7 @@ class Size:
         networks: Networks of the zoo, each trained from another seed.
         count: Test digits.
         passes: Dropout passes of the paper's method.
-        recipe: How the head is trained; chosen on the validation digits for its speed.
+        recipe: How the head is trained: as by default, but narrower, for its speed.
         fit: Unlabelled upright digits to fit on, at most.
     """
 
@@ -57,7 +57,7 @@ class Size:
     fit: int | None = None
 
 
-FULL = Size(1, 400, 50, HeadRecipe(hidden=64, looks=1, batch=32))
+FULL = Size(1, 400, 50, HeadRecipe(hidden=64))
 QUICK = Size(1, 100, 10, HeadRecipe(hidden=64, batch=32), fit=500)
 
 
