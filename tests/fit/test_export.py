@@ -43,7 +43,7 @@ def agreement(result, logits) -> float:
 
 
 def test_a_joint_search_with_head_and_gate_answers_in_onnxruntime_as_in_python(digits_net, upright, affine, tmp_path):
-    recipe = HeadRecipe(looks=1, views=8, epochs=12, hidden=32)
+    recipe = HeadRecipe(looks=1, views=8, epochs=8, hidden=32)
     robust = ht.ITS(digits_net, **ht.fast([ht.rotation()]), padding="zeros").fit(upright, recipe=recipe, promise=5.0)
     result = robust.search(affine)
     before = fingerprint(digits_net)
@@ -78,9 +78,9 @@ def test_the_papers_tree_answers_in_onnxruntime_as_in_python(digits_net, affine,
 
 
 def test_balance_refinement_and_flips_answer_in_torch_as_in_python(digits_net, upright, affine, tmp_path):
-    levels = [ht.rotation(), ht.scale(0.25), ht.reflection()]
-    robust = ht.ITS(digits_net, levels, search="joint", budget=32, hypotheses=2, rounds=1, readout="marginal")
-    robust.fit(upright, method="balance", promise=None)
+    options = {"search": "joint", "budget": 24, "hypotheses": 2, "rounds": 1, "readout": "marginal"}
+    robust = ht.ITS(digits_net, [ht.rotation(), ht.reflection()], **options)
+    robust.fit(upright[:60], method="balance", promise=None)
     robust.export(tmp_path / "balance.pt2")
     logits, pose, _ = in_torch(tmp_path / "balance.pt2", affine)
     result = robust.search(affine)
