@@ -199,11 +199,11 @@ def exit_for(scores: Tensor, harm: Tensor, points: float) -> float:
     order = scores.argsort(descending=True)
     spent = (harm[order].clamp_min(0).double().cumsum(0) + 1) / (len(scores) + 1)
     within = int((spent <= points / 100).sum())
-    if not within:
+    if not within or not bool(scores.isfinite().all()):  # too few to tell, or nothing tells
         return math.inf
     return _above(float(scores[order[within]])) if within < len(scores) else -math.inf
 
 
 def _above(value: float) -> float:
     """Return a threshold that the value misses, also in single precision and after rounding in another batch."""
-    return value + 2e-6 * max(1.0, abs(value))
+    return value + 2e-6 * max(1.0, abs(value)) if math.isfinite(value) else value

@@ -13,7 +13,6 @@ from torch import Tensor
 from headtilt.data.perturb import cropped_transforms, derived_seed, draw_nearly, turn
 from headtilt.evidence import Evidence, floored
 from headtilt.groups import Group, invert, quarter_turns
-
 from headtilt.predictor import Predictor
 from headtilt.search.joint import lattice, matrices, spread
 from headtilt.warp import Padding, centre_crop, warp
