@@ -153,7 +153,8 @@ def write(
     if shape is None or len(shape) != 3:
         raise OptionError(f"example must be images (B, C, H, W) or their (C, H, W); got {shape}. Give one to export.")
     device, dtype = graph.predictor.device_and_dtype(torch.zeros(1))
-    example = torch.zeros(2, *shape, device=device, dtype=dtype)
+    # Noise: on a black square several layers may give the same, and pass for one.
+    example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
     graph.predictor(example)  # finds the feature layers, and raises in plain words where the model cannot take them
     with undisturbed(graph.predictor.model):
         write_module(graph.eval(), example, target, OUTPUTS, metadata(graph, shape, labels))

@@ -152,7 +152,7 @@ class Fitter:
                 )
             images = torch.cat([images, others[:HELD_OUT_IMAGES].to(images)])
         given = None if others is None else min(len(others), HELD_OUT_IMAGES)
-        folds = split(len(images), given, seeds.numbers("folds"))
+        folds = self.folds(len(images), given, seeds.numbers("folds"))
         return Fitting(self, images, folds, seeds).run()
 
     def views(self, images: int, held_out: int | None = None) -> int:
@@ -162,8 +162,14 @@ class Fitter:
             images: How many are fitted on.
             held_out: How many others are held out; None holds out of `images`.
         """
-        folds = split(images + (held_out or 0), held_out, np.random.default_rng(0))
+        folds = self.folds(images + (held_out or 0), held_out, np.random.default_rng(0))
         return sum(self.cost(images + (held_out or 0), folds).values())
+
+    def folds(self, count: int, given: int | None, generator: np.random.Generator) -> list[Fold]:
+        """Return which images to fit on and which tell the gate; all are fitted on where there is none."""
+        if self.promise is None:
+            return [Fold(torch.arange(count - (given or 0)), torch.arange(0))]
+        return split(count, given, generator)
 
     def cost(self, images: int, folds: list[Fold]) -> dict[str, int]:
         """Return the views that each stage takes."""
@@ -172,7 +178,7 @@ class Fitter:
             "upright": images,
             "padding": 5 * min(PADDING_IMAGES, images) if self.padding == "auto" else 0,
             "looks": images * self.looks * (self.views_each + 1) if self.method != "keep" or judged else 0,
-            "gate": judged * (2 + self.plan.most_views),
+            "gate": judged * (1 + self.plan.most_views),
         }
 
     @property
@@ -233,7 +239,7 @@ class Fitting:
             "views": sum(cost.values()),
             "padding": padding,
             **({"padding_scores": scores} if scores else {}),
-            "features": sum(1 for _ in how.predictor.features or ()),
+            "features": 0 if how.predictor.features == "auto" else len(how.predictor.features or ()),
         }
         gate = None
         if how.promise is not None and looks is not None:
@@ -399,7 +405,7 @@ class Fitting:
                 at = part.to(images.device)
                 found, _ = searcher.find(images[at], bare.at(at), calibrator)
                 parts.append(straight(bare.at(at), found, belief[at], how.readout))
-            tell("searching upright images", len(some) * (2 + how.plan.most_views))
+            tell("searching upright images", len(some) * (1 + how.plan.most_views))
         return Straight(*(torch.cat(columns) for columns in zip(*(part.parts() for part in parts), strict=True)))
 
     def _tilted(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence) -> Tilted:

@@ -110,13 +110,13 @@ class OrbitHead(nn.Module):
         outputs, drop = len(bias) if per_class else 1, DROPOUT[0 if per_class else 1]
         self.network = nn.Sequential(
             SeededDropout(drop),
-            nn.Linear(len(mean), hidden),
+            linear(len(mean), hidden),
             nn.GELU(),
             SeededDropout(drop),
-            nn.Linear(hidden, hidden),
+            linear(hidden, hidden),
             nn.GELU(),
             SeededDropout(drop),
-            nn.Linear(hidden, outputs + 1),
+            linear(hidden, outputs + 1),
         ).to(mean)
 
     def forward(self, evidence: Evidence) -> Evidence:
@@ -135,6 +135,14 @@ class OrbitHead(nn.Module):
         """Return the same of images as they came, which are upright more often than under any other pose."""
         said = self(evidence)
         return Evidence(said.logits + self.prior, upright=said.upright)
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Return a linear layer of zeros: `nn.Linear` would draw its weights from the global random stream."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class SeededDropout(nn.Module):

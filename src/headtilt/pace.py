@@ -77,7 +77,9 @@ def activations(model: Model, views: int) -> Iterator[list[int]]:
             sizes.append(output.numel() * output.element_size() // views)
 
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    handles = [module.register_forward_hook(note) for module in modules if not any(module.children())]
+    leaves = [module for module in modules if not any(module.children())]
+    # A scripted module runs its parts without Python, and takes no hooks.
+    handles = [leaf.register_forward_hook(note) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)]
     with unhooked_afterwards(handles):
         yield sizes
 

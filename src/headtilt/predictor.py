@@ -29,7 +29,7 @@ from headtilt.pace import (
     out_of_memory,
     takes_channels_last,
 )
-from headtilt.taps import found_taps, pooled, tap_names, tappable, taps
+from headtilt.taps import check_features, check_widths, found_taps, pooled, tap_names, tappable, taps
 from headtilt.warp import Interpolation, Padding, warp, warp_all
 
 
@@ -206,8 +206,11 @@ class Predictor:
                         continue
                     parts.append(part.at(slice(stop - start)))
                     start = stop
+        check_widths(parts)
         evidence = concatenate(parts)
         check_finite(evidence.logits)
+        if evidence.features is not None:
+            check_features(evidence.features)
         return evidence
 
     def _chunk(self, images: Tensor) -> int:

@@ -165,7 +165,6 @@ class SearchResult:
         padding: How views were padded.
         interpolation: How views were resampled.
         multilabel: Whether each label is there or not by itself, rather than one of them.
-        temperature: What logits are divided by for probabilities; fitted, so that those are honest.
     """
 
     logits: Tensor
@@ -180,7 +179,6 @@ class SearchResult:
     padding: Padding = "auto"
     interpolation: Interpolation = "bilinear"
     multilabel: bool = False
-    temperature: float = 1.0
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -193,8 +191,7 @@ class SearchResult:
     @property
     def probabilities(self) -> Tensor:
         """Class probabilities (B, Y); of no and yes (B, 2) for a single logit; one by one for several labels."""
-        logits = self.logits / self.temperature
-        return logits.sigmoid() if self.multilabel else two_classes(logits).softmax(dim=-1)
+        return self.logits.sigmoid() if self.multilabel else two_classes(self.logits).softmax(dim=-1)
 
     @property
     def perturbation(self) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from headtilt.borrow import Model, unhooked_afterwards
 from headtilt.errors import ModelError, OptionError
+from headtilt.evidence import Evidence
 
 OUTPUT = ":out"
 MOST_WIDTH = 8192  # of all taps together; more would have a head learn its fit images by heart
@@ -209,6 +210,22 @@ def pooled(read: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
             raise ModelError(f"a feature layer ran on {len(tapped)} rows for {views} views. Name another module.")
         vectors.append(tapped.reshape(copies, views, -1).mean(0))
     return torch.cat(vectors, dim=1) if vectors else None
+
+
+def check_widths(parts: Sequence[Evidence]) -> None:
+    """Raise `ModelError` where taps gave another number of features for some views than for others."""
+    widths = {part.features.shape[-1] for part in parts if part.features is not None}
+    if len(widths) > 1:
+        found = " and ".join(map(str, sorted(widths)))
+        raise ModelError(f"the feature taps gave {found} numbers per view. Name modules of a fixed width: features=.")
+
+
+def check_features(features: Tensor) -> None:
+    """Raise `ModelError` for features that are NaN or infinite. Synchronises once."""
+    if not bool(features.isfinite().all()):
+        raise ModelError(
+            "the model's features are NaN or infinite. Check its weights, or name other modules: features=."
+        )
 
 
 def as_vectors(tapped: Tensor) -> Tensor:

@@ -179,6 +179,12 @@ def _pixel_centres(size: int, like: Tensor) -> Tensor:
 
 def _on_colour(images: Tensor, grid: Tensor, colour: Tensor, interpolation: Interpolation) -> Tensor:
     """Return images read at a grid, on a ground of a colour (B or 1, C or 1, 1, 1)."""
+    if interpolation == "nearest":  # pixels are moved and not computed with: each stays what it is, to the last bit
+        read = F.grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
+        inside = F.grid_sample(
+            torch.ones_like(images[:, :1]), grid, mode=interpolation, padding_mode="zeros", align_corners=False
+        )
+        return torch.where(inside > 0, read, colour)
     shifted = F.grid_sample(images - colour, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
     return shifted.add_(colour)
 

@@ -212,8 +212,10 @@ class ITS(nn.Module):
             raise OptionError(
                 'method="keep" fits a gate for a fixed calibrator, and calibrator="batch" is another for each batch.'
             )
-        reads = method in ("head", "prototypes", "neighbours") or (method == "keep" and self.predictor.features)
-        predictor = self.predictor.with_features(self.features if reads else None)
+        reads = method in ("head", "prototypes", "neighbours")
+        predictor = (
+            self.predictor if method == "keep" else self.predictor.with_features(self.features if reads else None)
+        )
         fitter = Fitter(
             predictor,
             self.plan,

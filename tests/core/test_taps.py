@@ -320,10 +320,7 @@ def test_the_layers_of_a_transformer_of_hugging_face_are_its_blocks():
     "compile_",
     [
         torch.jit.trace,
-        pytest.param(
-            lambda model, images: torch.jit.script(model),
-            marks=pytest.mark.xfail(raises=RuntimeError, reason="pace.activations hooks the parts of a ScriptModule"),
-        ),
+        lambda model, images: torch.jit.script(model),
     ],
     ids=["traced", "scripted"],
 )
@@ -593,7 +590,6 @@ class Growing(nn.Module):
         return self.net(images)
 
 
-@pytest.mark.xfail(raises=RuntimeError, reason="torch's own error of sizes that do not match comes through")
 def test_a_width_that_changes_between_calls_is_a_model_error():
     with pytest.raises(ht.ModelError, match="feature"):
         Predictor(Growing(), features="body", chunk=2)(tiny_images(6))
@@ -602,7 +598,6 @@ def test_a_width_that_changes_between_calls_is_a_model_error():
 # --- through a file ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(raises=ht.OptionError, reason='BlackBox plants "layers.0:out" where taps look for "layers.0"')
 @pytest.mark.parametrize("kind", ["ResNet", "ViT", "Swin"])
 def test_an_onnx_file_of_a_model_has_all_its_taps_and_serves_the_bundle_that_was_fitted_on_the_model(
     kind, tmp_path, monkeypatch
@@ -634,7 +629,6 @@ def test_an_onnx_file_of_a_model_has_all_its_taps_and_serves_the_bundle_that_was
     assert len(one.labels.unique()) > 1
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="the taps of a file are found on a black square")
 def test_a_file_has_the_taps_that_images_show_and_not_those_that_a_black_square_shows(tmp_path):
     """Where nothing comes in, several layers may give the same: that does not make them one."""
     pytest.importorskip("onnxscript", reason="the extra onnx is not installed")

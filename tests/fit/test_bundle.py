@@ -203,7 +203,7 @@ def test_a_description_with_one_value_replaced_never_raises_anything_but_the_pac
 
 def test_a_linear_balance_and_a_cautious_gate_come_back_as_they_were(digits_net, tilted, tmp_path):
     robust = ht.ITS(digits_net, search="joint", budget=12, readout="marginal")
-    robust.fit(load("digits", "fit", limit=300).floats(), method="balance", promise=None)
+    robust.fit(load("digits", "fit", limit=200).floats(), method="balance", promise=None)
     robust.gate = CautiousGate(1.5, 0.25)
     assert robust.calibrator.weight is not None
     robust.save(tmp_path / "bundle")

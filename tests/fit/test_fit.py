@@ -54,10 +54,7 @@ def test_fitting_never_changes_the_classifier(method, training):
     before = fingerprint(net)
     robust = joint(net, budget=6).fit(tiny_images(60), method=method, recipe=QUICK)
     robust.search(tiny_images(3))
-    after = fingerprint(net)
-    if method == "head":  # see test_head: layers draw from the global stream when they are made
-        before.pop("random"), after.pop("random")
-    assert after == before
+    assert fingerprint(net) == before
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -320,17 +317,18 @@ def test_the_same_seed_gives_the_same_fit_and_other_seeds_others():
     assert [one.report["seed"] for one in fits] == [5, 5, 6, -1, -2]
 
 
-@pytest.mark.parametrize("method", ["balance", "bias", "prototypes", "neighbours", "keep"])
-def test_fitting_leaves_the_global_streams_alone(method):
+@pytest.mark.parametrize("method", METHODS)
+def test_fitting_saving_and_loading_leave_the_global_streams_alone(method, tmp_path):
     robust, images = tiny(), tiny_images(60)
     state, numpy_state = torch.get_rng_state(), repr(np.random.get_state())
-    robust.fit(images, method=method)
+    robust.fit(images, method=method, recipe=QUICK).save(tmp_path)
+    ht.ITS.load(tmp_path, robust.model).search(images[:2])
     assert torch.equal(torch.get_rng_state(), state)
     assert repr(np.random.get_state()) == numpy_state
 
 
 def test_images_sorted_by_class_give_about_the_same_balance_as_shuffled_ones(digits_net):
-    data = load("digits", "fit", limit=300)
+    data = load("digits", "fit", limit=200)
     images, order = data.floats(), data.labels.argsort()
     shuffled, sorted_by_class = bias_of(digits_net, images), bias_of(digits_net, images[order])
     noise = float((bias_of(digits_net, images, seed=1) - shuffled).abs().max())

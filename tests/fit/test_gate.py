@@ -317,7 +317,7 @@ def test_gated_images_return_the_bare_logits_bit_for_bit_and_stay_where_they_are
 
 
 def test_a_promise_of_nothing_keeps_every_bare_answer(fitted, upright, tilted, digits_net):
-    robust = twin(fitted).fit(upright, method="keep", promise=0.0)
+    robust = twin(fitted).fit(upright[:60], method="keep", promise=0.0)
     assert robust.gate.margin == math.inf
     with torch.no_grad():
         for images in (upright[:30], tilted):
@@ -326,7 +326,9 @@ def test_a_promise_of_nothing_keeps_every_bare_answer(fitted, upright, tilted, d
 
 
 def test_a_larger_promise_keeps_fewer_answers(fitted, upright, tilted):
-    gates = [twin(fitted).fit(upright, method="keep", promise=points, early_exit=False) for points in (0.5, 5.0, 100.0)]
+    gates = [
+        twin(fitted).fit(upright[:100], method="keep", promise=points, early_exit=False) for points in (0.5, 5.0, 100.0)
+    ]
     margins = [robust.gate.margin for robust in gates]
     assert margins == sorted(margins, reverse=True)
     assert margins[-1] == 0
@@ -355,10 +357,10 @@ def test_an_early_exit_costs_one_view_and_gives_the_bare_answer(fitted, upright,
 
 
 def test_without_an_early_exit_every_image_is_searched(fitted, upright):
-    robust = twin(fitted).fit(upright, method="keep", promise=Promise(1.0, tilted=100.0), early_exit=False)
+    robust = twin(fitted).fit(upright[:60], method="keep", promise=Promise(1.0, tilted=100.0), early_exit=False)
     assert robust.gate.exit_at == robust.report["gate"]["exit_at"] == math.inf
     assert robust.search(upright[:20]).views.tolist() == [24] * 20
-    quick = twin(fitted).fit(upright, method="keep", promise=Promise(1.0, tilted=100.0))
+    quick = twin(fitted).fit(upright[:60], method="keep", promise=Promise(1.0, tilted=100.0))
     assert quick.gate.exit_at == -math.inf
     assert quick.search(upright[:20]).views.tolist() == [1] * 20
 
@@ -403,20 +405,21 @@ def test_a_gate_can_be_fitted_for_the_bare_model(digits_net, upright):
 
 
 @pytest.mark.parametrize("readout", ["marginal", "incumbent"])
-def test_a_fitted_gate_keeps_its_promise_on_upright_images_that_nobody_has_seen(digits_net, readout):
+def test_a_gate_of_few_images_keeps_most_of_what_the_search_alone_would_lose(digits_net, readout):
     """A hundred images show next to nothing of half a point, and the network was trained on them."""
-    few, test = ht_data.load("digits", "fit", limit=100).floats(), ht_data.load("digits", "test", limit=400)
+    few, test = ht_data.load("digits", "fit", limit=100).floats(), ht_data.load("digits", "test")
     robust = ht.ITS(digits_net, search="joint", budget=18, readout=readout).fit(few, method="balance", promise=0.5)
     images, labels = test.floats(), test.labels
 
-    def accuracy():
-        return 100 * float((robust(images).argmax(1) == labels).float().mean())
+    def accuracy(model):
+        return 100 * float((model(images).argmax(1) == labels).float().mean())
 
     with torch.no_grad():
-        bare = 100 * float((digits_net(images).argmax(1) == labels).float().mean())
-    assert accuracy() >= bare - 2
+        bare = accuracy(digits_net)
+    gated = accuracy(robust)
     robust.gate = None
-    assert accuracy() < bare - 3
+    assert gated >= bare - 2
+    assert accuracy(robust) < bare - 8
 
 
 # --- the gate of a search that was never fitted -----------------------------------------------------------------------

@@ -219,7 +219,6 @@ def test_the_same_seed_gives_the_same_head_whatever_the_global_stream_does(cue_h
     assert not torch.equal(other.network[1].weight, cue_head.network[1].weight)
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="nn.Linear fills its weights from the global stream")
 def test_fitting_a_head_leaves_the_global_streams_alone_and_gradients_off_where_they_were():
     task, state, numpy_state = Cue(), torch.get_rng_state(), repr(np.random.get_state())
     with torch.no_grad():

@@ -131,7 +131,10 @@ def write(path: str | Path, source: Adapted) -> None:
         raise OptionError(f"path must end in .onnx; got {str(path)!r}.")
     reader = Predictor(source.model, features=source.features)
     device, dtype = reader.device_and_dtype(torch.zeros(1))
-    example = torch.zeros(2, source.channels, source.size, source.size, device=device, dtype=dtype)
+    # Noise: on a black square several layers may give the same, and pass for one.
+    example = torch.rand(2, source.channels, source.size, source.size, generator=torch.Generator().manual_seed(0)).to(
+        device=device, dtype=dtype
+    )
     reader(example)  # finds the feature layers
     layers = tuple(reader.features or ())
     with undisturbed(source.model):

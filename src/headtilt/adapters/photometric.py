@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.errors import ModelError, OptionError
+from headtilt.taps import OUTPUT
 
 
 class Normalised(nn.Module):
@@ -59,23 +60,25 @@ class BlackBox(nn.Module):
     Args:
         call: From raw pixels (B, C, H, W) to logits (B, Y), or to these and the features (B, D) of each layer named.
         batch: The only size of batch that it takes; None for any. Smaller batches are filled up and cut again.
-        features: Names of the layers whose inputs come with the logits. Layers of these names stand in for them, so
-            that whoever reads the features of the model from which the black box was made reads them here too.
+        features: Names of the taps that come with the logits. Modules of these names stand in for those that were
+            tapped, so that whoever reads the features of the model from which the black box was made reads them here.
     """
 
     def __init__(self, call: Callable[[Tensor], Any], batch: int | None = None, features: Sequence[str] = ()) -> None:
         super().__init__()
         self.call, self.batch, self.features = call, batch, tuple(features)
         for name in self.features:
-            _plant(self, name)
+            _plant(self, name.removesuffix(OUTPUT))
 
     def forward(self, images: Tensor) -> Any:
         """Return what the callable says, batch by batch where it takes only one size of them."""
         if not self.features:
             return self._called(images)
         logits, *features = self._called(images)
-        for name, vectors in zip(self.features, features, strict=True):
-            self.get_submodule(name)(vectors)
+        read = dict(zip(self.features, features, strict=True))
+        for name in dict.fromkeys(tap.removesuffix(OUTPUT) for tap in read):
+            given, gave = read.get(name), read.get(name + OUTPUT)
+            self.get_submodule(name)(gave if given is None else given, given if gave is None else gave)
         return logits
 
     def _called(self, images: Tensor) -> Any:
@@ -91,15 +94,21 @@ class BlackBox(nn.Module):
         return columns if self.features else columns[0]
 
 
+class StandIn(nn.Module):
+    """A module that stands for another, whose input and output are known: a tap on either side reads them."""
+
+    def forward(self, given: Tensor, gave: Tensor) -> Tensor:  # noqa: ARG002
+        """Return what the other gave."""
+        return gave
+
+
 def _plant(root: nn.Module, name: str) -> None:
-    """Give a module a layer of that dotted name that does nothing."""
-    *path, last = name.split(".")
+    """Give a module a part of that dotted name that stands for another."""
     try:
-        for part in path:
+        for part in name.split("."):
             if part not in root._modules:
-                root.add_module(part, nn.Module())
+                root.add_module(part, StandIn())
             root = root.get_submodule(part)
-        root.add_module(last, nn.Identity())
     except (KeyError, AttributeError) as error:
         raise ModelError(f"no layer can stand for the features {name!r}: {error}.") from error
 
