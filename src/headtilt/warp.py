@@ -67,7 +67,8 @@ def warp_all(
         interpolation: See `warp`.
     """
     shape = (len(poses), *images.shape)
-    if images.device.type != "cpu" or not isinstance(padding, str) or (padding == "auto" and is_compiling()):
+    exact = interpolation == "nearest"  # no pixel may be computed with
+    if images.device.type != "cpu" or not isinstance(padding, str) or (padding == "auto" and (exact or is_compiling())):
         views = images.expand(shape).flatten(0, 1)
         each = poses.repeat_interleave(len(images), dim=0)
         return warp(views, each, padding=padding, interpolation=interpolation).reshape(shape)
