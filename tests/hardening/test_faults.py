@@ -20,7 +20,7 @@ WRITERS = ("save, new", "save, old", "canonicalise", "train", "reproduce")
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_that_is_disturbed_anywhere_leaves_model_and_random_streams_as_they_were(name):
     stage = next(stage for stage in faults.searching() if stage.name == name)
-    places = 1 if name == "fit" else 7  # fitting takes its time
+    places = 3 if name == "fit" else 7  # fitting takes its time
     assert faults.attack(stage, most=places)["disturbances"] == 4 * places
 
 
