@@ -226,9 +226,16 @@ def same_labels(report: dict[str, Any]) -> list[str]:
     return [f"Labels as on the plain path, on {count:,} images, {', '.join(parts)}."] if parts and count else []
 
 
+# Rows of stored files that an earlier way to fit had made.
+EARLIER = {
+    *("bias", "balanced", "balanced+gate", "head", "head-features", "head-features+gate", "knn", "prototype"),
+    *("fast", "fast+gate"),
+}
 METHOD_COLUMNS = {
     "tilted": ("accuracy", ".1f"),
     "±": ("accuracy_std", ".1f"),
+    "quarter": ("quarter_accuracy", ".1f"),
+    "nearly": ("nearly_accuracy", ".1f"),
     "upright": ("upright_accuracy", ".1f"),
     "median angle error, °": ("angle_error_deg", ".1f"),
     "views": ("views_per_image", ",.0f"),
@@ -242,6 +249,8 @@ def methods(report: dict[str, Any]) -> str:
     several = report["networks"] > 1
     rows = []
     for method, entry in report["methods"].items():
+        if method in EARLIER and "conditions" not in report:
+            continue
         cells = {name: shown(entry.get(key), form) for name, (key, form) in METHOD_COLUMNS.items()}
         if not several:
             cells["±"] = "{:.1f} to {:.1f}".format(*entry["accuracy_interval"])
@@ -252,15 +261,11 @@ def methods(report: dict[str, Any]) -> str:
 
 def evaluations() -> str:
     """Return every method on every set, with angle errors, views and speed."""
-    found = [file_block(f"{name}-affine", title) for name, title in SETS.items()]
-    found += [file_block(name, title) for name, title in TURNED.items()]
+    found = [file_block(f"{name}-fitted", f"{title}, fitted") for name, title in SETS.items()]
+    found += [file_block(f"{name}-affine", f"{title}, without a fit") for name, title in SETS.items()]
     return "\n\n".join("#" + block for block in found if block)
 
 
-TURNED = {
-    "imagenet-mini-rotation": "ImageNet photographs, turned by any angle (MobileNetV2)",
-    "imagenet-mini-bundle": "The same from the command line: `headtilt fit`, then `evaluate --bundle`",
-}
 HEADINGS = {"benchmark-cpu": "On a CPU", "benchmark-gpu": "On a GPU"}
 
 
@@ -296,9 +301,9 @@ def costs() -> str:
     batch, photos = stored("batch") or {}, stored("photos") or {}
     digits = batch.get("decode_images_per_second")
     cases = [("MNIST, the paper's small CNN, 17 rotations", digits, batch.get("hardware"), batch, "search", 17.0)]
-    report, decode = stored("digits-affine") or {"methods": {}}, photos.get("decode_images_per_second")
-    entry = report["methods"].get("fast+gate", {})
-    title = "digits, the same CNN, fitted `fast()`"
+    report, decode = stored("digits-fitted") or {"methods": {}}, photos.get("decode_images_per_second")
+    entry = report["methods"].get("accurate+gate", {})
+    title = "digits, the same CNN, fitted `accurate()`"
     cases.append((title, digits, report.get("hardware"), entry, "", entry.get("views_per_image")))
     cases.append(("photographs, MobileNetV2, 17 rotations", decode, photos.get("hardware"), photos, "search", 17.0))
     fastest = stored("benchmark-gpu") or {"networks": {}, "machine": None}
@@ -354,9 +359,9 @@ def confused() -> str:
     report = stored("gtsrb-confusions")
     if report is None:
         return f'!!! note "{NEVER}"\n    No results/gtsrb-confusions.json is stored.'
-    pairs = report["most_confused"]["head-features"][:SHOWN_CONFUSIONS]
+    pairs = report["most_confused"]["accurate"][:SHOWN_CONFUSIONS]
     rows = [[true, said, f"{share:.2f}"] for true, said, share in pairs]
-    wrong = 100 - report["methods"]["head-features"]["accuracy"]
+    wrong = 100 - report["methods"]["accurate"]["accuracy"]
     head = ["tilted sign", "taken for", f"% of all tilted signs ({wrong:.1f} are wrong in all)"]
     return f"{grid(head, rows)}\n\n{provenance('gtsrb-confusions', report)}"
 
