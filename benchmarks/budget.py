@@ -23,7 +23,7 @@ from headtilt.calibrate import as_it_came
 from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.experiments.report import metadata, write_json
-from headtilt.fit import HELD_OUT_IMAGES
+from headtilt.fit_input import HELD_OUT_IMAGES
 from headtilt.groups import Group
 from headtilt.head import HeadRecipe
 from headtilt.models import zoo

@@ -20,32 +20,25 @@ from torch import Tensor
 from headtilt.blocks import Searcher
 from headtilt.calibrate import Balance, Calibrator, as_it_came, fit_balance, fit_map
 from headtilt.distances import fit_neighbours, fit_prototypes
-from headtilt.errors import DataError, HeadtiltError, OptionError, ShapeError, at_least, checked_seed, one_of
+from headtilt.errors import DataError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.evidence import Evidence, concatenate
-from headtilt.gate import Gate, Promise, against, exit_for, margin_for, quantile_for, rival
-from headtilt.groups import FiniteGroup, decompose
+from headtilt.fit_input import HELD_OUT_IMAGES, Fold, Seeds, gather, split
+from headtilt.gate import Gate, Promise, against, exit_for, margin_for, quantile_for
+from headtilt.groups import FiniteGroup
 from headtilt.head import HeadRecipe, fit_head
 from headtilt.padding import choose_padding
 from headtilt.predictor import Predictor
 from headtilt.progress import Progress
 from headtilt.sampler import Orbits, Sampler, draw_nearly
-from headtilt.search.joint import log_weights
 from headtilt.search.plan import Plan
-from headtilt.warp import Interpolation, Padding, all_finite, check_images
+from headtilt.verdict import TURNED, Straight, Tilted, read, straight, verdict
+from headtilt.warp import Interpolation, Padding
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
-FEWEST = 8
-FOLDS = 4
-ENOUGH = 2500  # images of which a fifth is enough for the gate; fewer take turns
-HELD_OUT_IMAGES = 2000
 PADDING_IMAGES = 48  # by which a padding is chosen
-MOST_IMAGES = 50_000  # of a loader, and no more than `MOST_PIXELS`: a random part of a longer one
-MOST_PIXELS = 2**30
 MOST_KEPT = {"cpu": 2**28, "cuda": 2**33}  # numbers of evidence kept at once, in half precision
-TURNED = 10.0  # degrees by which an upright image must not be turned
-KEPT_NEARLY_ALL = 90.0  # per cent of tilted answers: a gate that keeps more has next to no effect
 TRAINING_SHARE = 10  # a tenth of the progress is for the head itself
 
 
@@ -64,14 +57,6 @@ class Fitted:
     gate: Gate | None
     padding: Padding
     report: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Images to fit on, and those on which that fit is judged, as indices."""
-
-    train: Tensor
-    held_out: Tensor
 
 
 @dataclass(frozen=True)
@@ -176,7 +161,7 @@ class Fitter:
         judged = sum(len(fold.held_out) for fold in folds) if self.promise is not None else 0
         return {
             "upright": images,
-            "padding": 5 * min(PADDING_IMAGES, images) if self.padding == "auto" else 0,
+            "padding": 5 * min(PADDING_IMAGES, len(folds[0].train)) if self.padding == "auto" else 0,
             "looks": images * self.looks * (self.views_each + 1) if self.method != "keep" or judged else 0,
             "gate": judged * (1 + self.plan.most_views),
         }
@@ -263,7 +248,7 @@ class Fitting:
         how = self.fitter
         if how.padding != "auto":
             return how.padding, {}
-        some = self.images[:PADDING_IMAGES]
+        some = self.images[self.folds[0].train[:PADDING_IMAGES]]
         bare = how.predictor.with_features(None)
         device, _ = bare.device_and_dtype(some)
         sampler = Sampler(bare, how.plan.levels, crop=how.crop)
@@ -290,15 +275,9 @@ class Fitting:
         for _ in range(how.looks):
             for rows in torch.from_numpy(draws.permutation(count)).split(256):
                 presented = sampler.draw(len(rows), how.recipe.upright, max(self.images.shape[-2:]), draws)
-                seen = sampler.orbits(
-                    self.images[rows],
-                    presented,
-                    sampler.poses(draws),
-                    lambda done: tell("looking at tilted images", done),
-                )
-                kept += seen.evidence.logits.numel() + (
-                    0 if seen.evidence.features is None else seen.evidence.features.numel()
-                )
+                seen = sampler.orbits(self.images[rows], presented, sampler.poses(draws), looked)
+                features = seen.evidence.features
+                kept += seen.evidence.logits.numel() + (0 if features is None else features.numel())
                 parts.append(replace(seen, evidence=in_half(seen.evidence)))
                 shown.append(rows.to(seen.aim.device))
                 if kept > MOST_KEPT["cuda" if seen.aim.device.type == "cuda" else "cpu"]:
@@ -418,119 +397,12 @@ class Fitting:
             around = evidence.at(slice(None), slice(1, None))
             first = as_it_came(calibrator, bare).reshape(len(rows), 1)
             seen = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
-            answer = (seen.logits + log_weights(orbits.poses[rows])[..., None]).logsumexp(1)
+            answer = read(seen, orbits.poses[rows], self.fitter.readout)
             trust = torch.full_like(answer[:, 0], -math.inf) if seen.upright is None else seen.upright[:, 0, 0]
             right = [answer.argmax(1) == truth[rows], bare.labels == truth[rows]]
             parts.append((against(bare, answer), trust, *right))
         against_, trust_, right_, bare_right = (torch.cat(column) for column in zip(*parts, strict=True))
         return Tilted(against_, trust_, right_, bare_right, orbits.upright, orbits.exact)
-
-
-@dataclass(frozen=True)
-class Straight:
-    """Upright images after a search without a gate.
-
-    Attributes:
-        lead: (n,), log-odds of the best rival against the bare answer.
-        cost: (n,), what that rival in place of the bare answer is expected to cost.
-        tilted: (n,), log-odds that the image came tilted; −∞ where no head tells.
-        turned: (n,), by how many degrees it would be turned.
-    """
-
-    lead: Tensor
-    cost: Tensor
-    tilted: Tensor
-    turned: Tensor
-
-    def parts(self) -> tuple[Tensor, ...]:
-        """Return all of them."""
-        return self.lead, self.cost, self.tilted, self.turned
-
-
-def straight(bare: Evidence, found: Any, belief: Tensor, readout: str) -> Straight:
-    """Return what a search made of upright images.
-
-    Args:
-        bare: What the bare model says of them.
-        found: What the search found.
-        belief: (n, Y), how probable each class is by another look.
-        readout: See `ITS`.
-    """
-    answer = found.marginal if readout == "marginal" else found.beam.evidence.logits[:, 0]
-    lead, other_label = rival(bare, answer)
-    own, other = (belief.gather(1, labels[:, None])[:, 0] for labels in (bare.labels, other_label))
-    none = torch.full_like(own, -math.inf)
-    lying = none if found.posture is None else found.posture.tilted
-    angle = none if found.posture is None else decompose(found.posture.pose.double()).rotation.abs().rad2deg().to(own)
-    return Straight(lead, own - other, lying, angle)
-
-
-@dataclass(frozen=True)
-class Tilted:
-    """Images under some tilt, judged by a calibrator that had no part of them.
-
-    Attributes:
-        against: (n,), log-odds of the search's answer against the bare one.
-        trust: (n,), log-odds that the image came upright.
-        right: (n,), whether the search's answer is the model's upright answer.
-        bare_right: (n,), whether the bare answer is.
-        upright: (n,), whether the image came upright, or nearly.
-        exact: (n,), whether it was not resampled.
-    """
-
-    against: Tensor
-    trust: Tensor
-    right: Tensor
-    bare_right: Tensor
-    upright: Tensor
-    exact: Tensor
-
-    def parts(self) -> tuple[Tensor, ...]:
-        """Return all of them."""
-        return self.against, self.trust, self.right, self.bare_right, self.upright, self.exact
-
-    def harm(self, margin: float) -> Tensor:
-        """Return (n,) 1 where leaving early would lose what the gated search has, −1 where it would save it."""
-        gated = torch.where(self.against < margin, self.bare_right, self.right)
-        return gated.long() - self.bare_right.long()
-
-
-def verdict(gate: Gate, straight: list[Straight], cases: Tilted) -> dict[str, Any]:
-    """Return what a gate and the calibrators behind it are worth on images that had no part in the fit, in per cent.
-
-    Agreement is with what the model itself says of the image upright.
-    """
-    kept = (cases.against < gate.margin) | (cases.trust >= gate.exit_at)
-    gated = torch.where(kept, cases.bare_right, cases.right)
-
-    def share(truths: Tensor) -> float | None:
-        return 100 * float(truths.double().mean()) if len(truths) else None
-
-    def agreement(rows: Tensor) -> dict[str, float | None]:
-        return {"bare": share(cases.bare_right[rows]), "fitted": share(gated[rows]), "images": int(rows.sum())}
-
-    replaced = torch.cat([(case.lead > 0) & (case.lead >= gate.margin) for case in straight])
-    turned = torch.cat([(case.tilted > gate.turn_at) & (case.turned > TURNED) for case in straight])
-    tilted = ~cases.upright
-    return {
-        "tilted": agreement(tilted & ~cases.exact),
-        "turned exactly": agreement(tilted & cases.exact),
-        "upright answers replaced": share(replaced),
-        "upright images turned": share(turned),
-        "tilted answers kept by the gate": share(kept[tilted]),
-    }
-
-
-def hint(report: dict[str, Any]) -> str | None:
-    """Return what to do about a fit that changes next to nothing, or None where it does its work."""
-    kept = report.get("verdict", {}).get("tilted answers kept by the gate")
-    if kept is None or kept < KEPT_NEARLY_ALL:
-        return None
-    return (
-        f"The gate keeps {kept:.0f} % of the bare answers to tilted images, so that this fit changes next to nothing. "
-        "Fit on more images, allow a larger promise, or check that the fit images are upright and prepared as the "
-        "model wants them."
-    )
 
 
 class Ticker:
@@ -566,27 +438,6 @@ class Ticker:
             self.progress(stage, min(self.done + self.trained, self.total), self.total)
 
 
-class Seeds:
-    """Independent streams of randomness, by name, from one seed.
-
-    Args:
-        seed: Any whole number of at most 64 bits.
-    """
-
-    NAMES = ("images", "held out", "folds", "padding", "tilts", "head", "belief")
-
-    def __init__(self, seed: int) -> None:
-        self.entropy = seed % 2**64
-
-    def sequence(self, name: str, number: int = 0) -> np.random.SeedSequence:
-        """Return the seed of a stream."""
-        return np.random.SeedSequence(self.entropy, spawn_key=(self.NAMES.index(name), number))
-
-    def numbers(self, name: str) -> np.random.Generator:
-        """Return a stream."""
-        return np.random.default_rng(self.sequence(name))
-
-
 def in_half(evidence: Evidence) -> Evidence:
     """Return evidence whose features take half of the memory."""
     features = evidence.features
@@ -605,65 +456,3 @@ def _joined(parts: list[Orbits], shown: list[Tensor]) -> Looks:
     return Looks(
         Orbits(evidence, *(torch.cat([getattr(part, name) for part in parts]) for name in columns)), torch.cat(shown)
     )
-
-
-def gather(source: Tensor | Iterable[Any], generator: np.random.Generator) -> Tensor:
-    """Return the images of a tensor or a loader as one checked tensor; a batch may be a tuple with images first.
-
-    Of a loader that gives more than memory should hold, a random part is kept while it streams by.
-    """
-    images = source if isinstance(source, Tensor) else _streamed(source, generator)
-    check_images(images, "fit images")
-    if not all_finite(images):
-        raise ShapeError("fit images must be finite; some pixels are NaN or infinite. Nothing was fitted.")
-    if len(images) < FEWEST:
-        raise DataError(f"fit images must be at least {FEWEST}, better some hundreds; got {len(images)}.")
-    return images
-
-
-def _streamed(source: Iterable[Any], generator: np.random.Generator) -> Tensor:
-    """Return a random part of a stream of batches, each image as likely as any other (reservoir sampling)."""
-    kept: list[Tensor] = []
-    seen, most = 0, MOST_IMAGES
-    try:
-        for batch in source:
-            images = batch[0] if isinstance(batch, (tuple, list)) else batch
-            check_images(images, "fit images")
-            if kept and images.shape[1:] != kept[0].shape:
-                sizes = f"{tuple(kept[0].shape)} and {tuple(images.shape[1:])}"
-                raise ShapeError(f"fit images must all be of one size; got {sizes}. Resize them. Nothing was fitted.")
-            most = max(min(MOST_IMAGES, MOST_PIXELS // images[0].numel()), FEWEST)
-            for image in images:
-                place = seen if seen < most else int(generator.integers(0, seen + 1))
-                seen += 1
-                if place < len(kept):
-                    kept[place] = image.clone()
-                elif place < most:
-                    kept.append(image.clone())
-    except HeadtiltError:
-        raise
-    except Exception as error:
-        raise DataError(f"the loader of fit images raised: {error}. Nothing was fitted.") from error
-    if not kept:
-        raise DataError("the loader of fit images gave no batch. Nothing was fitted.")
-    return torch.stack(kept)
-
-
-def split(count: int, given: int | None, generator: np.random.Generator) -> list[Fold]:
-    """Return which images to fit on and which tell the gate; in random order, since images often come sorted by class.
-
-    Args:
-        count: How many images there are.
-        given: How many of them, the last, were given to be held out; None has few images take turns, and sets a fifth
-            of many aside.
-        generator: Where randomness comes from.
-    """
-    if given is not None:
-        order = torch.from_numpy(generator.permutation(count - given))
-        return [Fold(order, torch.arange(count - given, count))]
-    order = torch.from_numpy(generator.permutation(count))
-    if count >= ENOUGH:
-        fewer = min(count // 5, HELD_OUT_IMAGES)
-        return [Fold(order[fewer:], order[:fewer])]
-    parts = order.tensor_split(min(FOLDS, count // 2))
-    return [Fold(torch.cat([*parts[:number], *parts[number + 1 :]]), part) for number, part in enumerate(parts)]

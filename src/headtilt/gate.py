@@ -175,6 +175,8 @@ def margin_for(lead: Tensor, cost: Tensor, points: float) -> float:
     tail = min(max(math.ceil(3 * allowed), FEWEST_IN_TAIL), count - 1)
     if allowed >= tail:
         return 0.0
+    if not allowed:  # a promise too small for a float
+        return math.inf
     start = float(ordered[tail])
     length = float((ordered[:tail] - start).mean()) * (1 + 1 / math.sqrt(tail))
     return max(start + length * math.log(tail / allowed), 0.0)

@@ -46,8 +46,8 @@ class Predictor:
             should fit the cache, or the GPU's memory. Where memory runs out the chunk is halved, and stays so.
         autocast: Reduced-precision dtype for `torch.autocast`, or None.
         output_key: Key or attribute that holds the logits where the model returns a dict or an object.
-        features: Modules whose inputs, joined, are the feature vector: one name or several; "auto" takes the last two
-            linear layers that see one vector per view, where there are any; None reads none.
+        features: Taps whose vectors, joined, are the features: names of modules, for what they are given, or with
+            ":out" behind them for what they give; "auto" finds them where there are any (see `taps`); None reads none.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from headtilt.borrow import Model
 from headtilt.calibrate import Calibrator, checked_calibrator
 from headtilt.confidence import Confidence
 from headtilt.errors import DataError, OptionError, ShapeError, is_number, one_of
-from headtilt.fit import Fitter, Method, hint
+from headtilt.fit import Fitter, Method
 from headtilt.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.groups import Group, rotation
 from headtilt.head import HeadRecipe
@@ -26,6 +26,7 @@ from headtilt.progress import Progress, on_terminal
 from headtilt.result import SearchResult, concatenate
 from headtilt.search.plan import make_plan, plan_options
 from headtilt.taps import checked_features
+from headtilt.verdict import hint
 from headtilt.warp import Interpolation, Padding, all_finite, check_images, checked_padding
 
 log = logging.getLogger("headtilt")

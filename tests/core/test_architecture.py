@@ -38,6 +38,8 @@ ORDER = [
     "sampler",
     "head",
     "blocks",
+    "fit_input",
+    "verdict",
     "fit",
     "bundle",
     "export",

@@ -20,13 +20,15 @@ from headtilt.data import load
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.distances import Neighbours, Prototypes
 from headtilt.evidence import Evidence
-from headtilt.fit import Fitter, Seeds, Ticker, hint, split
+from headtilt.fit import Fitter, Ticker
+from headtilt.fit_input import Seeds, split
 from headtilt.gate import Gate, Promise
 from headtilt.head import HeadRecipe, OrbitHead
 from headtilt.predictor import Predictor
 from headtilt.sampler import Orbits
 from headtilt.search.joint import Joint
 from headtilt.search.plan import make_plan
+from headtilt.verdict import hint
 from headtilt.warp import centre_crop
 
 from .conftest import QUICK
@@ -381,10 +383,7 @@ def test_without_a_promise_there_is_nothing_to_judge_and_one_fit_is_enough(monke
     "readout",
     [
         "marginal",
-        pytest.param(
-            "incumbent",
-            marks=pytest.mark.xfail(raises=AssertionError, reason="tilted images are judged by the marginal alone"),
-        ),
+        "incumbent",
     ],
 )
 def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):

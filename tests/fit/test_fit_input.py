@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import headtilt as ht
 from core.toys import TinyNet, fingerprint, tiny_images, ungated
-from headtilt import fit as fitting
+from headtilt import fit_input as fitting
 from headtilt.calibrate import Balance
-from headtilt.fit import gather
+from headtilt.fit_input import gather
 
 from .conftest import QUICK
 from .toys import bias_of, joint, parts

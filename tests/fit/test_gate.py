@@ -20,9 +20,9 @@ from headtilt.blocks import decide
 from headtilt.calibrate import Balance
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.evidence import Evidence
-from headtilt.fit import straight
 from headtilt.gate import CautiousGate, Gate, Promise, against, exit_for, margin_for, quantile_for, rival
 from headtilt.result import Posture, concatenate
+from headtilt.verdict import straight
 
 from .toys import found, twin
 

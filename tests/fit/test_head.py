@@ -16,7 +16,7 @@ from core.toys import TEMPLATES, TemplateMatcher, render
 from headtilt import head as heads
 from headtilt.calibrate import FEWEST_PER_CLASS, Balance
 from headtilt.evidence import Evidence
-from headtilt.fit import Seeds
+from headtilt.fit_input import Seeds
 from headtilt.groups import rotation
 from headtilt.head import HeadRecipe, OrbitHead, fit_head, head_loss, moments, thorough
 from headtilt.predictor import Predictor

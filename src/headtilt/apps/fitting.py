@@ -20,7 +20,8 @@ from headtilt.adapters.images import square_of
 from headtilt.adapters.sidecar import PHOTOGRAPHS
 from headtilt.data.dataset import sample_indices
 from headtilt.errors import DataError
-from headtilt.fit import FEWEST, FEWEST_FOR_HEAD, Fitter, split
+from headtilt.fit import FEWEST_FOR_HEAD, Fitter
+from headtilt.fit_input import FEWEST, split
 from headtilt.gate import Promise
 from headtilt.groups import rotation
 from headtilt.head import HeadRecipe

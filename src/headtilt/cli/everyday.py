@@ -220,7 +220,7 @@ def fit(
 def _print_verdict(console: Console, report: dict[str, Any]) -> None:
     """Print what a fit is worth, what to do where it is worth little, and which padding it chose."""
     from headtilt.apps.fitting import verdict
-    from headtilt.fit import hint
+    from headtilt.verdict import hint
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)

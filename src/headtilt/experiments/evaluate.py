@@ -33,7 +33,7 @@ from headtilt.data.perturb import (
 from headtilt.errors import DataError, OptionError, at_least, one_of
 from headtilt.experiments.methods import METHODS, Predict, Setting, ask, build, check_method
 from headtilt.experiments.retrain import retrained
-from headtilt.fit import HELD_OUT_IMAGES
+from headtilt.fit_input import HELD_OUT_IMAGES
 from headtilt.gate import Promise
 from headtilt.groups import rotation
 from headtilt.head import HeadRecipe

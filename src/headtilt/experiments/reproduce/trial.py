@@ -22,7 +22,7 @@ from headtilt.data.perturb import BATCH, TestSet, pose_errors
 from headtilt.experiments.methods import Predict, Prediction, Setting
 from headtilt.experiments.reproduce.study import Study
 from headtilt.experiments.retrain import retrained
-from headtilt.fit import HELD_OUT_IMAGES
+from headtilt.fit_input import HELD_OUT_IMAGES
 from headtilt.gate import Promise
 from headtilt.groups import Group, invert
 from headtilt.head import HeadRecipe
