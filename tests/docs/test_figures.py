@@ -55,7 +55,7 @@ def test_every_place_names_a_block_a_stored_figure_or_a_method_that_can_be_measu
             continue
         file, _, rest = where.partition(".methods.")
         method, _, key = rest.rpartition(".")
-        assert file.removesuffix("-affine") in figures.SETS, where
+        assert file.removesuffix("-affine").removesuffix("-fitted") in figures.SETS, where
         assert method in METHODS, where
         assert key in ENTRY, where
 
