@@ -171,7 +171,16 @@ class Presented:
 
 def draw_nearly(count: int, size: int, generator: np.random.Generator) -> Tensor:
     """Return transforms (count, 3, 3) that are next to nothing: ±3°, ±3 % and half a pixel."""
-    unit = torch.from_numpy(generator.uniform(-1, 1, (count, 4))).float()
+    return nearly(torch.from_numpy(generator.uniform(-1, 1, (count, 4))).float(), size)
+
+
+def nearly(unit: Tensor, size: int) -> Tensor:
+    """Return transforms (n, 3, 3) that are next to nothing, of numbers (n, 4) between −1 and 1.
+
+    Args:
+        unit: For the angle, the scale, and the shifts in x and y.
+        size: Pixels of the longer side, in which shifts are counted.
+    """
     shift = unit[:, 2:] * (2 * NEARLY_PIXELS / size)
     turned = rotation().matrix(unit[:, 0] * NEARLY_ANGLE) @ scale().matrix(torch.log1p(unit[:, 1] * NEARLY_SCALE))
     return translate_x().matrix(shift[:, 0]) @ translate_y().matrix(shift[:, 1]) @ turned

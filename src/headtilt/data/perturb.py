@@ -25,11 +25,11 @@ from headtilt.groups import (
     translate_x,
     translate_y,
 )
+from headtilt.sampler import nearly
 from headtilt.warp import Padding, centre_crop, warp
 
 Mode = Literal["each", "run", "grid"]
 BATCH = 128  # the batch over which the paper takes its Frobenius norms
-NEARLY_DEGREES, NEARLY_SCALE, NEARLY_PIXELS = 3.0, 0.03, 0.5  # how far from upright is nearly upright, either way
 NEARLY, QUARTERS = 0, 1  # which of a seed's independent streams draws what
 BLOCK = 512  # images that are moved at once
 
@@ -121,12 +121,8 @@ def draw_nearly(count: int, size: int, seed: int = 0) -> Tensor:
         seed: Independent of what `draw` makes of the same seed.
     """
     generator = torch.Generator().manual_seed(derived_seed(seed, NEARLY))
-    turn, size_change, *shift = 2 * torch.rand(4, count, generator=generator, dtype=torch.float64) - 1
-    result = rotation().matrix((NEARLY_DEGREES * turn).deg2rad()) @ scale().matrix(
-        torch.log1p(NEARLY_SCALE * size_change)
-    )
-    result[:, :2, 2] = torch.stack(shift, dim=1) * (2 * NEARLY_PIXELS / size)  # the longer side spans [−1, 1]
-    return result.float()
+    unit = 2 * torch.rand(4, count, generator=generator, dtype=torch.float64) - 1
+    return nearly(unit.T, size).float()
 
 
 def draw_quarters(count: int, seed: int = 0) -> Tensor:
