@@ -1,7 +1,7 @@
 """Fitting a calibrator and a gate from unlabelled upright images; the classifier stays as it is.
 
-The cost is counted in views of the model and known before the first: each image is looked at as it is, once more next
-to that, under some tilts from several views each, and after a search. With few images the calibrator is fitted several
+The cost is counted in views of the model and known before the first: each image is looked at as it is, once more not
+far from that, and under some tilts from several views each. With few images the calibrator is fitted several
 times, each time without a part of them, so that every image tells the gate something and none is judged by a
 calibrator that it had a part in.
 """
@@ -23,15 +23,17 @@ from headtilt.distances import fit_neighbours, fit_prototypes
 from headtilt.errors import DataError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.evidence import Evidence, concatenate
 from headtilt.fit_input import HELD_OUT_IMAGES, Fold, Seeds, gather, split
-from headtilt.gate import Gate, Promise, against, exit_for, margin_for, quantile_for
+from headtilt.gate import Gate, Promise, exit_for, margin_for, quantile_for
 from headtilt.groups import FiniteGroup
 from headtilt.head import HeadRecipe, fit_head
 from headtilt.padding import choose_padding
 from headtilt.predictor import Predictor
 from headtilt.progress import Progress
+from headtilt.result import read_out
 from headtilt.sampler import Orbits, Sampler, draw_nearly
+from headtilt.search.joint import posture
 from headtilt.search.plan import Plan
-from headtilt.verdict import TURNED, Straight, Tilted, read, straight, verdict
+from headtilt.verdict import TURNED, Judged, Straight, joined, only, read, straight, verdict
 from headtilt.warp import Interpolation, Padding
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
@@ -39,6 +41,7 @@ METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
 MOST_KEPT = {"cpu": 2**28, "cuda": 2**33}  # numbers of evidence kept at once, in half precision
+SECOND_LOOK = 3.0  # times as far from upright as *nearly*: there a model's doubts show, and its answers still hold
 TRAINING_SHARE = 10  # a tenth of the progress is for the head itself
 
 
@@ -162,14 +165,14 @@ class Fitter:
         return {
             "upright": images,
             "padding": 5 * min(PADDING_IMAGES, len(folds[0].train)) if self.padding == "auto" else 0,
-            "looks": images * self.looks * (self.views_each + 1) if self.method != "keep" or judged else 0,
-            "gate": judged * (1 + self.plan.most_views),
+            "looks": images * self.recipe.looks * (self.views_each + 1) if self.method != "keep" or judged else 0,
+            "gate": judged * (1 + (0 if self.sums else 1 + self.plan.most_views)),
         }
 
     @property
-    def looks(self) -> int:
-        """Tilts under which each image is looked at: one will do for all but a head."""
-        return self.recipe.looks if self.method == "head" else 1
+    def sums(self) -> bool:
+        """Whether the search answers with a sum over views, as the looks of a fit can be answered with, too."""
+        return self.readout == "marginal"
 
     @property
     def views_each(self) -> int:
@@ -272,10 +275,10 @@ class Fitting:
         def looked(views: int) -> None:
             tell("looking at tilted images", views)
 
-        for _ in range(how.looks):
+        for _ in range(how.recipe.looks):
             for rows in torch.from_numpy(draws.permutation(count)).split(256):
                 presented = sampler.draw(len(rows), how.recipe.upright, max(self.images.shape[-2:]), draws)
-                seen = sampler.orbits(self.images[rows], presented, sampler.poses(draws), looked)
+                seen = sampler.orbits(self.images[rows], presented, sampler.coordinates(draws), looked)
                 features = seen.evidence.features
                 kept += seen.evidence.logits.numel() + (0 if features is None else features.numel())
                 parts.append(replace(seen, evidence=in_half(seen.evidence)))
@@ -334,75 +337,96 @@ class Fitting:
     ) -> tuple[Gate, dict[str, Any]]:
         """Return the gate that keeps the promise, and what the images that had no part in each fit say of it."""
         promise = self.fitter.promise or Promise()
-        straight = [
-            self._searched(sampler, fold.held_out, calibrator, tell)
-            for fold, calibrator in zip(self.folds, calibrators, strict=True)
-        ]
-        margin = margin_for(
-            torch.cat([case.lead for case in straight]), torch.cat([case.cost for case in straight]), promise.upright
-        )
-        tilted = [
-            self._tilted(looks.of(fold.held_out), calibrator, upright)
-            for fold, calibrator in zip(self.folds, calibrators, strict=True)
-        ]
-        cases = Tilted(*(torch.cat(parts) for parts in zip(*(case.parts() for case in tilted), strict=True)))
+        belief = self._belief(sampler, tell)
+        pairs = list(zip(self.folds, calibrators, strict=True))
+        cases = joined([self._judged(looks.of(fold.held_out), fitted, upright, belief) for fold, fitted in pairs])
+        those: Straight = only(cases, cases.upright)
+        if not self.fitter.sums:
+            those = joined([self._searched(sampler, fold.held_out, fitted, belief, tell) for fold, fitted in pairs])
+        images = sum(len(fold.held_out) for fold in self.folds)
+        margin = margin_for(those.lead, those.cost, promise.upright, images)
         exit_at, turn_at = math.inf, 0.0
         if self.fitter.early_exit:
             exit_at = exit_for(cases.trust[~cases.upright], cases.harm(margin)[~cases.upright], promise.tilted)
-        lying = torch.cat([case.tilted for case in straight])
-        if bool(lying.isfinite().any()):
-            turns = torch.cat([case.turned for case in straight]) > TURNED
-            turn_at = max(quantile_for(lying.masked_fill(~turns, -math.inf), promise.turned), 0.0)
+        if bool(those.tilted.isfinite().any()):
+            turns = those.turned > TURNED
+            turn_at = max(quantile_for(those.tilted.masked_fill(~turns, -math.inf), promise.turned), 0.0)
         gate = Gate(margin, exit_at, turn_at)
-        return gate, {"gate": self._judged(gate, straight), "verdict": verdict(gate, straight, cases)}
-
-    def _judged(self, gate: Gate, straight: list[Straight]) -> dict[str, Any]:
-        promise = self.fitter.promise or Promise()
-        return {
-            "promise_upright": promise.upright,
-            "promise_tilted": promise.tilted,
-            "promise_turned": promise.turned,
-            "held_out": sum(len(case.cost) for case in straight),
-            "margin": gate.margin,
-            "exit_at": gate.exit_at,
-            "turn_at": gate.turn_at,
+        return gate, {
+            "gate": {
+                "promise_upright": promise.upright,
+                "promise_tilted": promise.tilted,
+                "promise_turned": promise.turned,
+                "held_out": images,
+                "margin": gate.margin,
+                "exit_at": gate.exit_at,
+                "turn_at": gate.turn_at,
+            },
+            "verdict": verdict(gate, those, cases),
         }
 
-    def _searched(self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, tell: Ticker) -> Straight:
-        """Return what the search makes of upright images, and what replacing their answers would cost."""
+    def _belief(self, sampler: Sampler, tell: Ticker) -> Tensor:
+        """Return how probable each class is by a second look (n, Y), for all images that tell the gate.
+
+        The image as it came would side with the bare answer, whose source it is, and condemn every change; so would
+        one next to it.
+        """
+        draws, size = self.seeds.numbers("belief"), max(self.images.shape[-2:])
+        bare, belief = self.fitter.predictor.with_features(None), None
+        for rows in torch.cat([fold.held_out for fold in self.folds]).cpu().split(256):
+            moved = sampler.moved(self.images[rows], draw_nearly(len(rows), size, draws, SECOND_LOOK))
+            said = bare(moved).logits.softmax(1)
+            belief = said.new_zeros(len(self.images), said.shape[1]) if belief is None else belief
+            belief[rows.to(said.device)] = said
+            tell("looking once more", len(rows))
+        if belief is None:
+            raise DataError("held-out images must be at least one; got none. Nothing was fitted.")
+        return belief
+
+    def _searched(
+        self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, belief: Tensor, tell: Ticker
+    ) -> Straight:
+        """Return what the search makes of upright images."""
         how = self.fitter
         searcher = Searcher(how.predictor, how.plan, calibrator, None, how.readout, sampler.padding, how.interpolation)
-        draws, parts = self.seeds.numbers("belief"), []
+        parts = []
         for some in rows.cpu().split(128):
             images = sampler.seen(self.images[some])
             bare = how.predictor(images)
-            # A second opinion: by a look that neither the bare answer nor the search has had. The image as it came
-            # would side with the bare answer, whose source it is, and condemn every change.
-            moved = sampler.moved(self.images[some], draw_nearly(len(some), max(self.images.shape[-2:]), draws))
-            belief = how.predictor.with_features(None)(moved).logits.softmax(1)
             for part in torch.arange(len(some)).split(searcher.block_size(bare, images.device)):
                 at = part.to(images.device)
                 found, _ = searcher.find(images[at], bare.at(at), calibrator)
-                parts.append(straight(bare.at(at), found, belief[at], how.readout))
+                answer, _ = read_out(found, how.readout)
+                parts.append(straight(bare.at(at), answer, found.posture, belief[some[part].to(belief.device)]))
             tell("searching upright images", len(some) * (1 + how.plan.most_views))
-        return Straight(*(torch.cat(columns) for columns in zip(*(part.parts() for part in parts), strict=True)))
+        return joined(parts)
 
-    def _tilted(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence) -> Tilted:
-        """Return what a calibrator makes of images that came tilted, over the views that the fit has of them."""
+    def _judged(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence, belief: Tensor) -> Judged:
+        """Return what a calibrator makes of the looks at images that had no part in it."""
         orbits, parts = looks.orbits, []
         truth = upright.labels[looks.image]
         for rows in torch.arange(len(truth), device=truth.device).split(256):
-            evidence = floats(orbits.evidence.at(rows))
-            bare = evidence.at(slice(None), 0)
-            around = evidence.at(slice(None), slice(1, None))
+            seen = orbits.at(rows)
+            evidence = floats(seen.evidence)
+            bare, around = evidence.at(slice(None), 0), evidence.at(slice(None), slice(1, None))
             first = as_it_came(calibrator, bare).reshape(len(rows), 1)
-            seen = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
-            answer = read(seen, orbits.poses[rows], self.fitter.readout)
-            trust = torch.full_like(answer[:, 0], -math.inf) if seen.upright is None else seen.upright[:, 0, 0]
-            right = [answer.argmax(1) == truth[rows], bare.labels == truth[rows]]
-            parts.append((against(bare, answer), trust, *right))
-        against_, trust_, right_, bare_right = (torch.cat(column) for column in zip(*parts, strict=True))
-        return Tilted(against_, trust_, right_, bare_right, orbits.upright, orbits.exact)
+            said = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
+            answer = read(said, seen.poses, self.fitter.readout)
+            told, lies = said.upright, None
+            if told is not None:
+                lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, told[..., 0])
+            trust = torch.full_like(answer[:, 0], -math.inf) if told is None else told[:, 0, 0]
+            parts.append(
+                Judged(
+                    **vars(straight(bare, answer, lies, belief[looks.image[rows]])),
+                    trust=trust,
+                    right=answer.argmax(1) == truth[rows],
+                    bare_right=bare.labels == truth[rows],
+                    upright=seen.upright,
+                    exact=seen.exact,
+                )
+            )
+        return joined(parts)
 
 
 class Ticker:
@@ -451,7 +475,7 @@ def floats(evidence: Evidence) -> Evidence:
 
 
 def _joined(parts: list[Orbits], shown: list[Tensor]) -> Looks:
-    columns = ("poses", "aim", "upright", "exact")
+    columns = ("coordinates", "poses", "aim", "upright", "exact")
     evidence = concatenate([part.evidence for part in parts])
     return Looks(
         Orbits(evidence, *(torch.cat([getattr(part, name) for part in parts]) for name in columns)), torch.cat(shown)

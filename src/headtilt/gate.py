@@ -153,7 +153,7 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     return cast(Gate | None, gate)
 
 
-def margin_for(lead: Tensor, cost: Tensor, points: float) -> float:
+def margin_for(lead: Tensor, cost: Tensor, points: float, images: int | None = None) -> float:
     """Return the smallest margin under which replacing answers should cost at most `points` of upright accuracy.
 
     A promise of half a point is about few images in a thousand, and there may be a hundred: what the very worst of them
@@ -164,21 +164,23 @@ def margin_for(lead: Tensor, cost: Tensor, points: float) -> float:
         lead: (n,), log-odds of the best rival against the bare answer, of upright images that had no part in the fit.
         cost: (n,), what replacing each answer by that rival is expected to cost, between −1 and 1.
         points: The promise.
+        images: How many images these are looks at, where that is not `n`: two looks at one image tell little more.
     """
     if not points:
         return math.inf
     count = len(lead)
+    alike = max(count / (images or count), 1)
     order = lead.argsort(descending=True)
     ordered = lead.double()[order]
     likely = order[: math.ceil(2 * math.sqrt(count))]
     allowed = points / 100 * count / max(float(cost.double()[likely].mean()), LEAST_COST)  # images, at their mean cost
-    tail = min(max(math.ceil(3 * allowed), FEWEST_IN_TAIL), count - 1)
+    tail = min(max(math.ceil(3 * allowed), math.ceil(alike * FEWEST_IN_TAIL)), count - 1)
     if allowed >= tail:
         return 0.0
     if not allowed:  # a promise too small for a float
         return math.inf
     start = float(ordered[tail])
-    length = float((ordered[:tail] - start).mean()) * (1 + 1 / math.sqrt(tail))
+    length = float((ordered[:tail] - start).mean()) * (1 + math.sqrt(alike / tail))
     return max(start + length * math.log(tail / allowed), 0.0)
 
 

@@ -34,6 +34,7 @@ class Orbits:
 
     Attributes:
         evidence: (n, V, …).
+        coordinates: (n, V, L), parameters of the views.
         poses: (n, V, 3, 3), of the views.
         aim: (n, V), how close to upright each view comes: 1 where it undoes the tilt, falling to 0; NaN for none.
         upright: (n,), whether the image came upright, or nearly.
@@ -41,6 +42,7 @@ class Orbits:
     """
 
     evidence: Evidence
+    coordinates: Tensor
     poses: Tensor
     aim: Tensor
     upright: Tensor
@@ -48,7 +50,7 @@ class Orbits:
 
     def at(self, rows: Tensor) -> Orbits:
         """Return the orbits of the images at `rows`."""
-        parts = (part[rows] for part in (self.poses, self.aim, self.upright, self.exact))
+        parts = (part[rows] for part in (self.coordinates, self.poses, self.aim, self.upright, self.exact))
         return Orbits(self.evidence.at(rows), *parts)
 
 
@@ -70,7 +72,7 @@ class Sampler:
     padding: Padding = "auto"
     interpolation: Interpolation = "bilinear"
     crop: int | None = None
-    views: int = 24
+    views: int = 16
 
     def seen(self, images: Tensor) -> Tensor:
         """Return what the model sees of images, on its device."""
@@ -117,24 +119,25 @@ class Sampler:
         transforms = torch.where(torch.from_numpy(stays)[:, None, None], still, tilts)
         return Presented(transforms, torch.from_numpy(stays), torch.from_numpy(np.where(stays, ~resampled, exact)))
 
-    def poses(self, generator: np.random.Generator) -> Tensor:
-        """Return the poses (V + 1, 3, 3) of a lattice moved at random, after the identity."""
+    def coordinates(self, generator: np.random.Generator) -> Tensor:
+        """Return the parameters (V + 1, L) of a lattice moved at random, after those of the identity."""
         if all(isinstance(group, FiniteGroup) for group in self.levels):
             grids = torch.cartesian_prod(*(group.grid(1) for group in self.levels))
-            return matrices(self.levels, grids.reshape(-1, len(self.levels)).float())
+            return grids.reshape(-1, len(self.levels)).float()
         shift = torch.from_numpy(generator.random(len(self.levels)))
-        around = matrices(self.levels, lattice(self.levels, self.views, shift).float())
-        return torch.cat([torch.eye(3)[None], around])
+        around = lattice(self.levels, self.views, shift).float()
+        return torch.cat([torch.zeros_like(around[:1]), around])
 
-    def orbits(self, images: Tensor, presented: Presented, poses: Tensor, tell: Callable[[int], None]) -> Orbits:
-        """Return what the model says of images (n, C, H, W), each under its transform, over the poses (V, 3, 3).
+    def orbits(self, images: Tensor, presented: Presented, coordinates: Tensor, tell: Callable[[int], None]) -> Orbits:
+        """Return what the model says of images (n, C, H, W), each under its transform, over the same views.
 
         Args:
             images: Upright.
             presented: What is done to each.
-            poses: The identity first.
+            coordinates: (V, L), of the views, the identity's first.
             tell: Called with the number of views that were shown since the last call.
         """
+        poses = matrices(self.levels, coordinates)
         parts = []
         for rows in torch.arange(len(images)).split(BLOCK):
             shown = self.moved(images[rows], presented.transforms[rows])
@@ -150,8 +153,8 @@ class Sampler:
         left = poses @ presented.transforms[:, None] - torch.eye(3)
         aim = (-left.flatten(2).square().sum(2) / (2 * NEARNESS**2)).exp()
         device = evidence.logits.device
-        everywhere = poses.to(device).expand(len(images), -1, -1, -1)
-        return Orbits(evidence, everywhere, *(part.to(device) for part in (aim, presented.upright, presented.exact)))
+        views = (part.to(device).expand(len(images), *part.shape) for part in (coordinates, poses))
+        return Orbits(evidence, *views, *(part.to(device) for part in (aim, presented.upright, presented.exact)))
 
 
 @dataclass(frozen=True)
@@ -169,9 +172,9 @@ class Presented:
     exact: Tensor
 
 
-def draw_nearly(count: int, size: int, generator: np.random.Generator) -> Tensor:
-    """Return transforms (count, 3, 3) that are next to nothing: ±3°, ±3 % and half a pixel."""
-    return nearly(torch.from_numpy(generator.uniform(-1, 1, (count, 4))).float(), size)
+def draw_nearly(count: int, size: int, generator: np.random.Generator, reach: float = 1) -> Tensor:
+    """Return transforms (count, 3, 3) that are next to nothing: ±3°, ±3 % and half a pixel, or `reach` times that."""
+    return nearly(torch.from_numpy(generator.uniform(-reach, reach, (count, 4))).float(), size)
 
 
 def nearly(unit: Tensor, size: int) -> Tensor:

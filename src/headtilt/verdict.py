@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from headtilt.evidence import Evidence
 from headtilt.gate import Gate, rival
 from headtilt.groups import decompose
-from headtilt.result import Found
+from headtilt.result import Posture
 from headtilt.search.joint import log_weights
 
 TURNED = 10.0  # degrees by which an upright image must not be turned
@@ -35,35 +36,28 @@ class Straight:
     tilted: Tensor
     turned: Tensor
 
-    def parts(self) -> tuple[Tensor, ...]:
-        """Return all of them."""
-        return self.lead, self.cost, self.tilted, self.turned
 
-
-def straight(bare: Evidence, found: Found, belief: Tensor, readout: str) -> Straight:
+def straight(bare: Evidence, answer: Tensor, posture: Posture | None, belief: Tensor) -> Straight:
     """Return what a search made of upright images.
 
     Args:
         bare: What the bare model says of them.
-        found: What the search found.
+        answer: (n, Y), what the search answers.
+        posture: How it thinks that they lie; None where no head tells.
         belief: (n, Y), how probable each class is by another look.
-        readout: See `ITS`.
     """
-    answer = found.marginal if readout == "marginal" else found.beam.evidence.logits[:, 0]
     lead, other_label = rival(bare, answer)
     own, other = (belief.gather(1, labels[:, None])[:, 0] for labels in (bare.labels, other_label))
     none = torch.full_like(own, -math.inf)
-    lying = none if found.posture is None else found.posture.tilted
-    angle = none if found.posture is None else decompose(found.posture.pose.double()).rotation.abs().rad2deg().to(own)
-    return Straight(lead, own - other, lying, angle)
+    angle = none if posture is None else decompose(posture.pose.double()).rotation.abs().rad2deg().to(own)
+    return Straight(lead, own - other, none if posture is None else posture.tilted, angle)
 
 
 @dataclass(frozen=True)
-class Tilted:
-    """Images under some tilt, judged by a calibrator that had no part of them.
+class Judged(Straight):
+    """Images under some tilt, or none, judged by a calibrator that had no part of them.
 
     Attributes:
-        against: (n,), log-odds of the search's answer against the bare one.
         trust: (n,), log-odds that the image came upright.
         right: (n,), whether the search's answer is the model's upright answer.
         bare_right: (n,), whether the bare answer is.
@@ -71,29 +65,45 @@ class Tilted:
         exact: (n,), whether it was not resampled.
     """
 
-    against: Tensor
     trust: Tensor
     right: Tensor
     bare_right: Tensor
     upright: Tensor
     exact: Tensor
 
-    def parts(self) -> tuple[Tensor, ...]:
-        """Return all of them."""
-        return self.against, self.trust, self.right, self.bare_right, self.upright, self.exact
+    def gated(self, margin: float) -> Tensor:
+        """Return whether the gated answer (n,) is the model's upright answer."""
+        return torch.where(self.kept(margin), self.bare_right, self.right)
+
+    def kept(self, margin: float) -> Tensor:
+        """Return which bare answers (n,) stay."""
+        return self.lead.clamp_min(0) < margin
 
     def harm(self, margin: float) -> Tensor:
         """Return (n,) 1 where leaving early would lose what the gated search has, −1 where it would save it."""
-        gated = torch.where(self.against < margin, self.bare_right, self.right)
-        return gated.long() - self.bare_right.long()
+        return self.gated(margin).long() - self.bare_right.long()
 
 
-def verdict(gate: Gate, straight: list[Straight], cases: Tilted) -> dict[str, Any]:
+Cases = TypeVar("Cases", bound=Straight)
+
+
+def joined(cases: Sequence[Cases]) -> Cases:
+    """Return several sets of cases as one."""
+    names = [part.name for part in fields(cases[0])]
+    return type(cases[0])(*(torch.cat([getattr(case, name) for case in cases]) for name in names))
+
+
+def only(cases: Cases, rows: Tensor) -> Cases:
+    """Return the cases at `rows`."""
+    return type(cases)(*(getattr(cases, part.name)[rows] for part in fields(cases)))
+
+
+def verdict(gate: Gate, straight: Straight, cases: Judged) -> dict[str, Any]:
     """Return what a gate and the calibrators behind it are worth on images that had no part in the fit, in per cent.
 
     Agreement is with what the model itself says of the image upright.
     """
-    kept = (cases.against < gate.margin) | (cases.trust >= gate.exit_at)
+    kept = cases.kept(gate.margin) | (cases.trust >= gate.exit_at)
     gated = torch.where(kept, cases.bare_right, cases.right)
 
     def share(truths: Tensor) -> float | None:
@@ -102,14 +112,12 @@ def verdict(gate: Gate, straight: list[Straight], cases: Tilted) -> dict[str, An
     def agreement(rows: Tensor) -> dict[str, float | None]:
         return {"bare": share(cases.bare_right[rows]), "fitted": share(gated[rows]), "images": int(rows.sum())}
 
-    replaced = torch.cat([(case.lead > 0) & (case.lead >= gate.margin) for case in straight])
-    turned = torch.cat([(case.tilted > gate.turn_at) & (case.turned > TURNED) for case in straight])
     tilted = ~cases.upright
     return {
         "tilted": agreement(tilted & ~cases.exact),
         "turned exactly": agreement(tilted & cases.exact),
-        "upright answers replaced": share(replaced),
-        "upright images turned": share(turned),
+        "upright answers replaced": share((straight.lead > 0) & (straight.lead >= gate.margin)),
+        "upright images turned": share((straight.tilted > gate.turn_at) & (straight.turned > TURNED)),
         "tilted answers kept by the gate": share(kept[tilted]),
     }
 

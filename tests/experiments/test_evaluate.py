@@ -15,17 +15,8 @@ from headtilt.baselines import orient
 from headtilt.baselines.tta import tta
 from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import draw, draw_nearly, draw_quarters, perturb_dataset, turn_dataset
-from headtilt.experiments.evaluate import (
-    CONDITIONS,
-    FIELDS,
-    POSES,
-    Evaluation,
-    Network,
-    confusions,
-    curve,
-    intervals,
-    summarise,
-)
+from headtilt.experiments.evaluate import Evaluation, Network, curve
+from headtilt.experiments.scores import CONDITIONS, FIELDS, POSES, confusions, intervals, summarise
 from headtilt.experiments.methods import METHODS, Prediction, Setting, ask, build, fitted, reads_fit_images
 from headtilt.experiments.retrain import MORE
 from headtilt.gate import Promise

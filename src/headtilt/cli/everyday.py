@@ -169,7 +169,10 @@ def fit(
     refine: Annotated[int, typer.Option(min=0, help="Rounds of refining the best poses, within the same views.")] = 0,
     images: Annotated[int, typer.Option(min=8, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Four times the looks at every image: takes longer, and helps a little.")
+        bool,
+        typer.Option(
+            "--thorough", help="A wider head and three times the looks at every image: for many images, on a GPU."
+        ),
     ] = False,
     looks: Annotated[int | None, typer.Option(min=1, help="Tilts under which a head sees every image.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,

@@ -80,11 +80,12 @@ def evaluate(
         str, typer.Option(help="A tilt for each image, one per run, or from a grid: each, run, grid.")
     ] = "each",
     fit_images: Annotated[int, typer.Option(min=8, help="Most unlabelled upright images to fit on.")] = 6000,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Fit heads with four times the looks.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Fit wider heads, with three times the looks.")] = False,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
     mc_passes: Annotated[int, typer.Option(min=1, help="Dropout passes of the paper's methods (the paper: 50).")] = 10,
     promise: Annotated[float, typer.Option(min=0, help="Points of upright accuracy that a gate may cost.")] = 0.5,
     batch: Annotated[int, typer.Option(min=1, help="Images per call of a method.")] = 500,
+    jobs: Annotated[int, typer.Option(min=1, help="Networks of the zoo measured at a time, in processes.")] = 1,
     curve: Annotated[bool, typer.Option("--curve", help="Also measure accuracy at 24 angles.")] = False,
 ) -> None:
     """Compare methods on the same images in four conditions: accuracy, pose errors, views, speed.
@@ -122,6 +123,7 @@ def evaluate(
         folders=data,
         batch=batch,
         bundle=bundle,
+        jobs=jobs,
         angles=tuple(-177.5 + 15 * step for step in range(24)) if curve else (),
         **own(dataset, model, split=split, size=size, device=where, folders=data),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
+import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -19,20 +20,17 @@ from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import (
     Mode,
     TestSet,
-    angles_left,
     draw,
     draw_nearly,
     draw_quarters,
     perturb_dataset,
-    pose_errors,
-    quarters_found,
     schedule,
     turn_dataset,
-    turned_more,
 )
 from headtilt.errors import DataError, OptionError, at_least, one_of
 from headtilt.experiments.methods import METHODS, Predict, Setting, ask, build, check_method
 from headtilt.experiments.retrain import retrained
+from headtilt.experiments.scores import CONDITIONS, CONFUSED, Walk, confusions, intervals, row, summarise
 from headtilt.fit_input import HELD_OUT_IMAGES
 from headtilt.gate import Promise
 from headtilt.groups import rotation
@@ -40,24 +38,6 @@ from headtilt.head import HeadRecipe
 from headtilt.models import zoo
 from headtilt.predictor import Predictor
 from headtilt.warp import Padding
-
-# Each condition, and what its accuracy is called. The order is that of the bootstrap's draws: add at the end.
-CONDITIONS = {
-    "tilted": "accuracy",
-    "upright": "upright_accuracy",
-    "nearly": "nearly_accuracy",
-    "quarter": "quarter_accuracy",
-}
-WITHIN, TURNED = 15, 10  # degrees: left of a tilt that counts as undone; of an upright image that counts as turned
-POSES = ("angle_error_deg", "angle_within_15", "frobenius", "frobenius_batch128", "quarter_found", "upright_turned")
-FIELDS = (
-    *CONDITIONS.values(),
-    *POSES,
-    "views_per_image",
-    "upright_views_per_image",
-    "images_per_second",
-)
-CONFUSED = 10  # pairs of classes that a report names
 
 Progress = Callable[[str, int, int], None]
 
@@ -122,22 +102,24 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """What a method said of a test set.
+class Measured:
+    """What was measured of one network, most of it by the name of a method.
 
     Attributes:
-        right: (n,), whether its label is right.
-        labels: (n,), what it said.
-        poses: (n, 3, 3), how it thinks each image was transformed; None where it does not say.
-        views: Views per image.
-        seconds: For all of them.
+        conditions: Those that mean something for what it sees.
+        rows: What is reported.
+        rights: Which images were right, by condition.
+        mistakes: Which class was taken for which other, and how often.
+        curves: Accuracy at each angle.
+        fits: Reports of what was fitted.
     """
 
-    right: Tensor
-    labels: Tensor
-    poses: Tensor | None
-    views: float
-    seconds: float
+    conditions: tuple[str, ...]
+    rows: dict[str, dict[str, float | None]]
+    rights: dict[str, dict[str, Tensor]]
+    mistakes: dict[str, Counter[tuple[str, str]]]
+    curves: dict[str, list[float]]
+    fits: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -169,6 +151,8 @@ class Evaluation:
         size: Side to which images of a folder are resized before they are perturbed; None takes them as they are.
         bundle: What the method of that name measures; see `Setting`.
         angles: Degrees at which to measure accuracy with all images turned alike.
+        jobs: Networks of the zoo that are measured at a time, each in a process of its own; their images per second
+            are then those of a shared machine.
     """
 
     dataset: str
@@ -190,9 +174,11 @@ class Evaluation:
     size: int | None = None
     bundle: Path | None = None
     angles: tuple[float, ...] = ()
+    jobs: int = 1
 
     def __post_init__(self) -> None:
         at_least("networks", self.networks, 1)
+        at_least("jobs", self.jobs, 1)
         if not self.methods:
             raise OptionError(f"method must name at least one of: {', '.join(METHODS)}.")
         for name in self.methods:
@@ -207,46 +193,87 @@ class Evaluation:
             progress: Called with (what is being measured, steps done, steps in all).
         """
         data = self._load(self.split, self.limit)
-        networks = self.models or tuple(self._zoo(seed, progress) for seed in range(self.networks))
-        each = [self._conditions(data, network) for network in networks]
-        walks = sum(-(-len(data) // self.batch) * len(names) + len(self.angles) for names in each)
-        steps = Steps(progress, len(self.methods) * walks)
-        rows: dict[str, list[dict[str, float | None]]] = {name: [] for name in self.methods}
-        rights: dict[str, list[dict[str, Tensor]]] = {name: [] for name in self.methods}
-        mistakes: dict[str, Counter[tuple[str, str]]] = {name: Counter() for name in self.methods}
-        curves: dict[str, list[list[float]]] = {name: [] for name in self.methods}
-        fit_data = cache(lambda: self._load("fit", self.fit_images))
-        for number, network in enumerate(networks):
-            own = network.relabelled(data)
-            tests = {name: self._test(name, own, network.crop) for name in each[number]}
-            network.check(tests["tilted"].images[:1].to(self.device), own.classes)
-            setting = self._setting(network, number, fit_data)
-            for name in self.methods:
-                steps.begin(f"{network.name}: {name}")
-                predict = build(name, setting)
-                found = self._measure(predict, tests, steps)
-                rows[name].append(row(found, tests))
-                rights[name].append({condition: walk.right for condition, walk in found.items()})
-                mistakes[name].update(confusions(own, found["tilted"].labels))
-                curves[name].append(curve(predict, own, self.angles, self.device, network.crop, steps))
+        networks = len(self.models) or self.networks
+        each = self._side_by_side(progress) if self.jobs > 1 and not self.models else self._in_turn(data, progress)
+        mistakes = {name: sum((one.mistakes[name] for one in each), Counter()) for name in self.methods}
         return {
             "dataset": self.dataset,
             "perturb": self.perturb,
             "seed": self.seed,
             "count": len(data),
-            "networks": len(networks),
+            "networks": networks,
             "split": self.split,
             "mode": self.mode,
-            "conditions": [name for name in CONDITIONS if all(name in names for names in each)],
+            "fit_images": self.fit_images,
+            "recipe": asdict(self.recipe),
+            "conditions": [name for name in CONDITIONS if all(name in one.conditions for one in each)],
             **({"models": [network.name for network in self.models]} if self.models else {}),
-            "methods": {name: {**summarise(rows[name]), **intervals(rights[name])} for name in self.methods},
-            "per_network": rows,
+            "methods": {
+                name: {**summarise([one.rows[name] for one in each]), **intervals([one.rights[name] for one in each])}
+                for name in self.methods
+            },
+            "per_network": {name: [one.rows[name] for one in each] for name in self.methods},
+            "fits": [one.fits for one in each],
             "most_confused": {
-                name: [[*pair, 100 * times / len(networks) / len(data)] for pair, times in found.most_common(CONFUSED)]
+                name: [[*pair, 100 * times / networks / len(data)] for pair, times in found.most_common(CONFUSED)]
                 for name, found in mistakes.items()
             },
-            **({"angles": list(self.angles), "accuracy_at_angle": curves} if self.angles else {}),
+            **(
+                {
+                    "angles": list(self.angles),
+                    "accuracy_at_angle": {name: [one.curves[name] for one in each] for name in self.methods},
+                }
+                if self.angles
+                else {}
+            ),
         }
+
+    def _in_turn(self, data: Dataset, progress: Progress | None) -> list[Measured]:
+        networks = self.models or tuple(self._zoo(seed, progress) for seed in range(self.networks))
+        walks = sum(
+            -(-len(data) // self.batch) * len(self._conditions(data, network)) + len(self.angles)
+            for network in networks
+        )
+        steps = Steps(progress, len(self.methods) * walks)
+        fit_data = cache(lambda: self._load("fit", self.fit_images))
+        return [self._measured(data, number, network, fit_data, steps) for number, network in enumerate(networks)]
+
+    def _side_by_side(self, progress: Progress | None) -> list[Measured]:
+        """Return what `_in_turn` would, several networks at a time: a small network leaves most of a GPU idle."""
+        steps = Steps(progress, self.networks)
+        steps.begin(f"{self.networks} networks, {self.jobs} at a time")
+        # A process that was forked could not use the GPU.
+        with ProcessPoolExecutor(self.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            tasks = [pool.submit(self._alone, number) for number in range(self.networks)]
+            for _ in as_completed(tasks):
+                steps.advance()
+            return [task.result() for task in tasks]
+
+    def _alone(self, number: int) -> Measured:
+        data = self._load(self.split, self.limit)
+        fit_data = cache(lambda: self._load("fit", self.fit_images))
+        return self._measured(data, number, self._zoo(number, None), fit_data, Steps(None, 0))
+
+    def _measured(
+        self, data: Dataset, number: int, network: Network, fit_data: Callable[[], Dataset], steps: Steps
+    ) -> Measured:
+        """Return what every method makes of one network."""
+        own = network.relabelled(data)
+        conditions = self._conditions(data, network)
+        tests = {name: self._test(name, own, network.crop) for name in conditions}
+        network.check(tests["tilted"].images[:1].to(self.device), own.classes)
+        setting = self._setting(network, number, fit_data)
+        measured = Measured(conditions, {}, {}, {}, {}, [])
+        for name in self.methods:
+            steps.begin(f"{network.name}: {name}")
+            predict = build(name, setting)
+            found = self._measure(predict, tests, steps)
+            measured.rows[name] = row(found, tests)
+            measured.rights[name] = {condition: walk.right for condition, walk in found.items()}
+            measured.mistakes[name] = confusions(own, found["tilted"].labels)
+            measured.curves[name] = curve(predict, own, self.angles, self.device, network.crop, steps)
+        measured.fits.extend(robust.report for robust in setting.fits.values())
+        return measured
 
     def _load(self, split: str, limit: int | None) -> Dataset:
         return load_data(self.dataset, split, folders=self.folders, limit=limit, size=self.size)  # type: ignore[arg-type]
@@ -321,68 +348,6 @@ class Evaluation:
         labels = torch.cat(said)
         found = torch.cat(poses) if poses else None
         return Walk(labels == test.labels, labels, found, views / len(test), seconds)
-
-
-def row(walks: Mapping[str, Walk], tests: Mapping[str, TestSet]) -> dict[str, float | None]:
-    """Return what is reported of one method with one network, by the names in `FIELDS`; None for what is not known."""
-    tilted, upright, quarter = walks["tilted"], walks["upright"], walks.get("quarter")
-    found: dict[str, float | None] = dict.fromkeys(FIELDS)
-    found |= {CONDITIONS[condition]: percent(walk.right) for condition, walk in walks.items()}
-    if tilted.poses is not None:
-        truth = tests["tilted"].transforms
-        found |= pose_errors(tilted.poses, truth)
-        found["angle_within_15"] = percent(angles_left(tilted.poses, truth) <= WITHIN)
-    if quarter is not None and quarter.poses is not None:
-        found["quarter_found"] = percent(quarters_found(quarter.poses, tests["quarter"].transforms))
-    if upright.poses is not None:
-        found["upright_turned"] = percent(turned_more(upright.poses, TURNED))
-    found["views_per_image"], found["upright_views_per_image"] = tilted.views, upright.views
-    found["images_per_second"] = len(tilted.right) / tilted.seconds
-    return found
-
-
-def percent(right: Tensor) -> float:
-    """Return the share of true entries in percent."""
-    return 100 * float(right.double().mean())
-
-
-def summarise(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
-    """Return the mean of every field over networks, and the sample standard deviation of the accuracies."""
-    summary: dict[str, float | None] = {}
-    for name in FIELDS:
-        known = [value for value in (row[name] for row in rows) if value is not None]
-        summary[name] = statistics.fmean(known) if known else None
-        if name.endswith("accuracy"):
-            summary[f"{name}_std"] = statistics.stdev(known) if len(known) > 1 else 0.0 if known else None
-    return summary
-
-
-def confusions(data: Dataset, said: Tensor) -> Counter[tuple[str, str]]:
-    """Return how often which class was taken for which other, by their names; `said` are labels (n,)."""
-    names = dict(enumerate(data.classes))
-    pairs = zip(data.labels.tolist(), said.tolist(), strict=True)
-    # An output of the network that is no class of the data has an empty name or none.
-    return Counter((names[true], names.get(label) or str(label)) for true, label in pairs if true != label)
-
-
-def intervals(rights: Sequence[Mapping[str, Tensor]], *, draws: int = 2000) -> dict[str, list[float] | None]:
-    """Return 95 % bootstrap intervals over the images, of the accuracies averaged over networks.
-
-    Args:
-        rights: For each network which images it got right (n,), by condition; an interval is None where a condition is
-            not there for every network.
-        draws: Resamples.
-    """
-    generator = torch.Generator().manual_seed(0)
-    found: dict[str, list[float] | None] = {}
-    for condition, name in CONDITIONS.items():
-        found[f"{name}_interval"] = None
-        if all(condition in right for right in rights):
-            mean = torch.stack([right[condition] for right in rights]).double().mean(0)
-            picks = torch.randint(len(mean), (draws, len(mean)), generator=generator)
-            spread = (100 * mean[picks].mean(1)).quantile(torch.tensor([0.025, 0.975]).double())
-            found[f"{name}_interval"] = spread.tolist()
-    return found
 
 
 def curve(

@@ -84,7 +84,7 @@ RECIPES = {
     "mnist": Recipe("small", 3),
     "fashion-mnist": Recipe("small", 5),
     "gtsrb": Recipe("large", 10, 1e-3),
-    "cifar10": Recipe("resnet", 24, 3e-3, 256, 0.1, "one-cycle", "flip-shift", mixed=True),
+    "cifar10": Recipe("resnet", 40, 3e-3, 256, 0.1, "one-cycle", "flip-shift", mixed=True),
 }
 
 

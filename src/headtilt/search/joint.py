@@ -21,7 +21,7 @@ from headtilt.predictor import everywhere
 from headtilt.result import Beam, Found, LatticeTrace, Posture, near_identity
 from headtilt.search.tree import judged, select
 
-REFERENCE_VIEWS = 24  # as many as all views beside the identity count for, where there are more of them
+REFERENCE_VIEWS = 16  # as many as all views beside the identity count for, where there are more of them
 CANDIDATES = 8  # views among which the pose with the most mass around it is looked for
 POSE_WIDTH = 0.25  # distance ‖A − B‖ within which views speak for the same pose: a turn by 10°
 
@@ -248,7 +248,7 @@ def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int
 def log_weights(poses: Tensor) -> Tensor:
     """Return by how much the evidence of views (…, V) counts: a sum over poses must not depend on how many are seen.
 
-    The image as it came counts as one view. All others together count as 24 where they are more: else an upright image,
+    The image as it came counts as one view. All others together count as 16 where they are more: else an upright image,
     which has one view that is right, would lose to a dense lattice.
 
     Args:
