@@ -40,7 +40,7 @@ Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
-MOST_KEPT = {"cpu": 2**28, "cuda": 2**33}  # numbers of evidence kept at once, in half precision
+MOST_KEPT = {"cpu": 2**28, "cuda": 2**32}  # numbers of evidence kept at once, in half precision
 SECOND_LOOK = 3.0  # times as far from upright as *nearly*: there a model's doubts show, and its answers still hold
 TRAINING_SHARE = 10  # a tenth of the progress is for the head itself
 
@@ -76,7 +76,16 @@ class Looks:
 
     def of(self, images: Tensor) -> Looks:
         """Return the looks at those images."""
-        rows = torch.isin(self.image, images.to(self.image.device)).nonzero()[:, 0]
+        return self._at(torch.isin(self.image, images.to(self.image.device)).nonzero()[:, 0])
+
+    def once(self) -> Looks:
+        """Return one look at each image: several count it several times, and a bias learns the images by heart."""
+        place = torch.unique(self.image, return_inverse=True)[1]
+        rows = torch.zeros(int(place.max()) + 1, dtype=torch.long, device=place.device)
+        rows[place.flip(0)] = torch.arange(len(place), device=place.device).flip(0)
+        return self._at(rows)
+
+    def _at(self, rows: Tensor) -> Looks:
         return Looks(self.orbits.at(rows), self.image[rows])
 
 
@@ -303,12 +312,13 @@ class Fitting:
             distances = fit_prototypes if kind == "prototypes" else fit_neighbours
             return distances(upright.at(rows), upright.labels[rows])
         seen = looks.of(rows)
-        balance = self._balance(seen, upright)
+        once = seen.once()
+        orbits = floats(once.orbits.evidence).logits
+        balance = self._balance(orbits, upright.logits[once.image].softmax(1))
         if kind == "bias":
             return balance
         if kind == "balance":
-            orbits = floats(seen.orbits.evidence).logits
-            return fit_map(orbits, upright.labels[seen.image], balance, best=how.readout == "incumbent")
+            return fit_map(orbits, upright.labels[once.image], balance, best=how.readout == "incumbent")
         seed = self.seeds.sequence("head", number)
         targets = upright.logits.softmax(1)
         heads = len(self.folds) + (len(self.folds) > 1)
@@ -322,15 +332,10 @@ class Fitting:
             lambda done, steps: tell.at("fitting the head", number * total + total * done // max(steps, 1)),
         )
 
-    def _balance(self, seen: Looks, upright: Evidence) -> Balance:
-        """Return the balance under which classes win over orbits as often as the model says them upright."""
-        # One look at each image: several would count it several times, and a bias would learn the images by heart.
-        first = torch.unique(seen.image, return_inverse=True)[1]
-        rows = torch.zeros(int(first.max()) + 1, dtype=torch.long, device=first.device)
-        rows[first.flip(0)] = torch.arange(len(first), device=first.device).flip(0)
-        logits = floats(seen.orbits.evidence.at(rows)).logits
-        pooled = logits.amax(1) if self.fitter.readout == "incumbent" else logits.logsumexp(1)
-        return fit_balance(pooled, upright.logits[seen.image[rows]].softmax(1).mean(0))
+    def _balance(self, orbits: Tensor, upright: Tensor) -> Balance:
+        """Return the balance under which classes win over orbits (n, V, Y) as often as the model says them upright."""
+        pooled = orbits.amax(1) if self.fitter.readout == "incumbent" else orbits.logsumexp(1)
+        return fit_balance(pooled, upright.mean(0))
 
     def _gate(
         self, sampler: Sampler, calibrators: list[Calibrator | None], upright: Evidence, looks: Looks, tell: Ticker

@@ -34,8 +34,8 @@ class Promise:
     """
 
     upright: float = 0.5
-    tilted: float = 0.4
-    turned: float = 1.0
+    tilted: float = 0.2
+    turned: float = 1.5
 
     def __post_init__(self) -> None:
         for name in ("upright", "tilted", "turned"):

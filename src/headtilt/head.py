@@ -47,7 +47,7 @@ class HeadRecipe:
 
     source: str = "auto"
     hidden: int = 256
-    looks: int = 4
+    looks: int = 3
     views: int = 15
     upright: float = 0.4
     epochs: int = 8
@@ -73,7 +73,7 @@ class HeadRecipe:
 
 
 def thorough() -> HeadRecipe:
-    """Return a recipe for those who have many images, and a GPU or time: three times the looks, and a wider head."""
+    """Return a recipe for those who have many images, and a GPU or time: four times the looks, and a wider head."""
     return HeadRecipe(hidden=512, looks=12, views=22, epochs=12, batch=256)
 
 

@@ -79,10 +79,14 @@ def test_mosaics_are_cut_into_their_tiles_row_by_row(tmp_path: Path) -> None:
     assert len(cifar.read(tmp_path, "test")) == 100
 
 
-def test_a_tenth_of_the_training_images_of_every_class_is_held_out(tmp_path: Path) -> None:
+def test_of_the_training_images_of_every_class_a_tenth_is_held_out_and_five_twelfths_of_the_rest_are_for_fits(
+    tmp_path: Path,
+) -> None:
     write_mosaics(tmp_path / "cifar10")
-    train, validation, test = (load("cifar10", split, folders=tmp_path) for split in ("train", "validation", "test"))  # type: ignore[arg-type]
-    assert (len(train), len(validation), len(test)) == (180, 20, 100)
+    names = ("train", "validation", "test", "fit")
+    train, validation, test, fit = (load("cifar10", split, folders=tmp_path) for split in names)  # type: ignore[arg-type]
+    assert (len(train), len(validation), len(test), len(fit)) == (100, 20, 100, 80)
+    assert torch.bincount(fit.labels).tolist() == [8] * 10
     assert torch.bincount(validation.labels).tolist() == [2] * 10
     assert (train.name, test.name) == ("cifar10-train", "cifar10-test")
     assert train.classes[3] == "cat"
@@ -94,7 +98,7 @@ def test_a_tenth_of_the_training_images_of_every_class_is_held_out(tmp_path: Pat
 def test_the_official_files_come_before_the_mosaics(tmp_path: Path, place: str) -> None:
     write_mosaics(tmp_path / "cifar10")
     write_binary(tmp_path / place, 10)
-    assert len(load("cifar10", folders=tmp_path)) + len(load("cifar10", "validation", folders=tmp_path)) == 50
+    assert sum(len(load("cifar10", split, folders=tmp_path)) for split in ("train", "validation", "fit")) == 50  # type: ignore[arg-type]
     assert len(load("cifar10", "test", folders=tmp_path)) == 10
 
 

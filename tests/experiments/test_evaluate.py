@@ -16,9 +16,9 @@ from headtilt.baselines.tta import tta
 from headtilt.data.dataset import Dataset
 from headtilt.data.perturb import draw, draw_nearly, draw_quarters, perturb_dataset, turn_dataset
 from headtilt.experiments.evaluate import Evaluation, Network, curve
-from headtilt.experiments.scores import CONDITIONS, FIELDS, POSES, confusions, intervals, summarise
 from headtilt.experiments.methods import METHODS, Prediction, Setting, ask, build, fitted, reads_fit_images
 from headtilt.experiments.retrain import MORE
+from headtilt.experiments.scores import CONDITIONS, FIELDS, POSES, confusions, intervals, summarise
 from headtilt.gate import Promise
 from headtilt.head import HeadRecipe
 from headtilt.models.train import RECIPES, Recipe, accuracy

@@ -146,9 +146,9 @@ def test_every_search_can_be_fitted_and_gated_and_answers_alone_as_in_company(na
     alone = robust.search(images[:1])
     close = {"rtol": 0.05, "atol": 0.1} if name == "autocast" else {"rtol": 1e-3, "atol": 1e-3}
     assert_close(alone.logits, whole.logits[:1], **close)
-    assert robust.report["views"] == Fitter(
-        robust.predictor, robust.plan, method=method, recipe=QUICK, padding=SEARCHES[name].get("padding", "auto")
-    ).views(60)
+    padding = SEARCHES[name].get("padding", "auto")
+    fitter = Fitter(robust.predictor, robust.plan, padding, method=method, recipe=QUICK, readout=robust.readout)
+    assert robust.report["views"] == fitter.views(60)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -278,9 +278,11 @@ def test_progress_names_its_stages_in_order():
         "choosing a padding",
         "looking at tilted images",
         "fitting the head",
-        "searching upright images",
+        "looking once more",
         "fitted",
     ]
+    tiny(readout="incumbent").fit(tiny_images(70), recipe=QUICK, progress=lambda *args: told.append(args[0]))
+    assert told[-2:] == ["searching upright images", "fitted"]
 
 
 def test_a_ticker_counts_views_and_training_and_never_beyond_the_end():
@@ -391,12 +393,12 @@ def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):
     views = torch.tensor([[0.1, 0.0, 0.0], [0.0, 5.0, 0.0], *[[0.0, 0.0, 3.5]] * 8])
     poses = ht.rotation().matrix(torch.arange(10) * (2 * math.pi / 10))
     yes = torch.ones(1, dtype=torch.bool)
-    orbits = Orbits(Evidence(views[None]), poses[None], torch.zeros(1, 10), ~yes, yes)
+    orbits = Orbits(Evidence(views[None]), torch.zeros(1, 10, 1), poses[None], torch.zeros(1, 10), ~yes, yes)
     how = Fitter(Predictor(TinyNet()), Joint((ht.rotation(),)), method="keep", readout=readout)
     for truth in (1, 2):
         upright = Evidence(5.0 * torch.eye(3)[truth][None])
-        judged = fitting.Fitting(how, tiny_images(1), [], Seeds(0))._tilted(
-            fitting.Looks(orbits, torch.tensor([0])), None, upright
+        judged = fitting.Fitting(how, tiny_images(1), [], Seeds(0))._judged(
+            fitting.Looks(orbits, torch.tensor([0])), None, upright, upright.logits.softmax(1)
         )
         assert judged.right.tolist() == [truth == (1 if readout == "incumbent" else 2)]
         assert judged.bare_right.tolist() == [False]
@@ -468,7 +470,7 @@ def test_the_report_says_what_was_fitted_and_what_it_should_be_worth(fitted):
     report, gate = fitted.report, fitted.report["gate"]
     assert (report["method"], report["images"], report["seed"]) == ("head", 200, 0)
     assert report["features"] == len(fitted.predictor.features)
-    assert (gate["promise_upright"], gate["promise_tilted"], gate["promise_turned"]) == (3.0, 0.4, 1.0)
+    assert (gate["promise_upright"], gate["promise_tilted"], gate["promise_turned"]) == (1.0, 0.2, 1.5)
     assert gate["held_out"] == 200
     assert (gate["margin"], gate["exit_at"], gate["turn_at"]) == (
         fitted.gate.margin, fitted.gate.exit_at, fitted.gate.turn_at,

@@ -21,7 +21,7 @@ from headtilt.calibrate import Balance
 from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.evidence import Evidence
 from headtilt.gate import CautiousGate, Gate, Promise, against, exit_for, margin_for, quantile_for, rival
-from headtilt.result import Posture, concatenate
+from headtilt.result import Posture, concatenate, read_out
 from headtilt.verdict import straight
 
 from .toys import found, twin
@@ -172,7 +172,7 @@ def test_the_gate_judges_the_answer_that_is_given(readout):
         decided = decide(bare, seen, Gate(margin), readout)
         assert decided.logits.argmax(1).tolist() == [answered]
         assert decided.kept.tolist() == [answered == 0]
-    judged = straight(bare, seen, torch.tensor([[0.2, 0.3, 0.5]]), readout)
+    judged = straight(bare, read_out(seen, readout)[0], None, torch.tensor([[0.2, 0.3, 0.5]]))
     assert judged.lead.tolist() == [lead]
     assert judged.cost.tolist() == pytest.approx([0.2 - (0.3 if label == 1 else 0.5)])
 
@@ -418,8 +418,9 @@ def test_a_gate_of_few_images_keeps_most_of_what_the_search_alone_would_lose(dig
         bare = accuracy(digits_net)
     gated = accuracy(robust)
     robust.gate = None
-    assert gated >= bare - 2
-    assert accuracy(robust) < bare - 8
+    alone = accuracy(robust)
+    assert alone < bare - 8
+    assert gated - alone > 0.75 * (bare - alone)
 
 
 # --- the gate of a search that was never fitted -----------------------------------------------------------------------

@@ -15,10 +15,11 @@ import headtilt as ht
 from core.toys import TEMPLATES, TemplateMatcher, render
 from headtilt import head as heads
 from headtilt.calibrate import FEWEST_PER_CLASS, Balance
+from headtilt.errors import OptionError
 from headtilt.evidence import Evidence
 from headtilt.fit_input import Seeds
 from headtilt.groups import rotation
-from headtilt.head import HeadRecipe, OrbitHead, fit_head, head_loss, moments, thorough
+from headtilt.head import HeadRecipe, OrbitHead, fit_head, label_loss, moments, pose_loss, thorough
 from headtilt.predictor import Predictor
 from headtilt.sampler import Orbits, Sampler
 from headtilt.search.joint import log_weights
@@ -44,6 +45,7 @@ class Cue:
         poses = rotation().matrix(torch.arange(views) * (2 * math.pi / views)).expand(count, -1, -1, -1)
         self.orbits = Orbits(
             Evidence(5.0 * F.one_hot(claimed, classes), features),
+            torch.zeros(count, views, 1),
             poses,
             canonical.float(),
             self.right == 0,
@@ -110,7 +112,7 @@ def test_a_head_of_a_template_network_finds_the_view_that_undoes_the_tilt():
     draws = Seeds(0).numbers("tilts")
 
     def seen():
-        return how.orbits(images, how.draw(150, 0.4, 32, draws), how.poses(draws), lambda done: None)
+        return how.orbits(images, how.draw(150, 0.4, 32, draws), how.coordinates(draws), lambda done: None)
 
     with torch.no_grad():
         orbits, others = seen(), seen()
@@ -174,8 +176,21 @@ def test_the_loss_weighs_the_image_as_it_came_by_the_prior_and_all_others_by_the
     logits = said.logits + log_weights(task.orbits.poses)[..., None]
     logits = torch.cat([logits[:, :1] + cue_head.prior, logits[:, 1:]], dim=1)
     expected = F.cross_entropy(logits.logsumexp(1), task.targets)
-    assert_close(head_loss(cue_head, task.orbits, task.targets, 0.0), expected)
-    assert float(head_loss(cue_head, task.orbits, task.targets, 1.0)) > float(expected)
+    assert_close(label_loss(cue_head, said, log_weights(task.orbits.poses), task.targets), expected)
+
+
+def test_the_loss_of_the_pose_is_least_where_the_head_points_at_the_views_that_are_upright():
+    task = Cue()
+    aim, came = task.orbits.aim, task.orbits.upright
+
+    def told(upright):
+        return pose_loss(Evidence(task.orbits.evidence.logits, upright=upright[..., None]), aim, came)
+
+    pointing = 8 * (aim / aim.amax(1, keepdim=True) - 0.5)
+    pointing[:, 0] = torch.where(came, 8.0, -8.0)
+    assert float(told(pointing)) < float(told(torch.zeros_like(pointing))) < float(told(-pointing))
+    with pytest.raises(OptionError, match="upright"):
+        pose_loss(Evidence(task.orbits.evidence.logits), aim, came)
 
 
 @pytest.mark.parametrize("looks", [1, 3])
@@ -292,9 +307,10 @@ def test_steps_grow_with_the_looks_between_a_least_and_a_most(monkeypatch):
     assert HeadRecipe(epochs=0).steps(10**6) == 0
 
 
-def test_a_thorough_recipe_looks_more_often_and_is_else_the_usual_one():
-    assert thorough().looks > HeadRecipe().looks
-    assert replace(thorough(), looks=HeadRecipe().looks) == HeadRecipe()
+def test_a_thorough_recipe_looks_more_often_with_a_wider_head():
+    usual = HeadRecipe()
+    assert (thorough().looks, thorough().hidden) > (usual.looks, usual.hidden)
+    assert thorough().steps(100_000) > usual.steps(300)
 
 
 def test_training_tells_how_far_it_is():

@@ -15,6 +15,7 @@ from headtilt.fit import Seeds
 from headtilt.groups import decompose
 from headtilt.predictor import Predictor
 from headtilt.sampler import BLOCK, Presented, Sampler, default_views
+from headtilt.search.joint import matrices
 
 EYE = torch.eye(3)
 NET = TinyNet().eval()
@@ -106,10 +107,10 @@ def test_a_finite_group_is_tilted_by_its_elements_and_half_of_them_are_resampled
 
 @pytest.mark.parametrize("levels", [TURN, (ht.rotation(), ht.scale(0.25))], ids=["turn", "similarity"])
 def test_the_first_view_is_the_image_as_it_came_and_the_others_are_a_lattice_moved_at_random(levels):
-    poses = sampler(levels, views=20).poses(stream(1))
+    poses = matrices(levels, sampler(levels, views=20).coordinates(stream(1)))
     assert poses.shape == (21, 3, 3)
     assert torch.equal(poses[0], EYE)
-    assert not torch.equal(poses, sampler(levels, views=20).poses(stream(2)))
+    assert not torch.equal(poses, matrices(levels, sampler(levels, views=20).coordinates(stream(2))))
     angles = decompose(poses[1:].double()).rotation.sort().values
     gaps = torch.cat([angles.diff(), angles[:1] + 2 * math.pi - angles[-1:]])
     assert_close(gaps, torch.full_like(gaps, 2 * math.pi / 20), rtol=0, atol=1e-4)
@@ -117,36 +118,37 @@ def test_the_first_view_is_the_image_as_it_came_and_the_others_are_a_lattice_mov
 
 def test_the_views_of_finite_groups_are_all_their_elements_once_with_the_identity_first():
     both = (ht.quarter_turns(), ht.reflection())
-    poses = sampler(both, views=99).poses(stream())
+    poses = matrices(both, sampler(both, views=99).coordinates(stream()))
     assert poses.shape == (16, 3, 3)
     assert torch.equal(poses[0], EYE)
-    assert len(sampler((ht.quarter_turns(),)).poses(stream()).unique(dim=0)) == 4
+    assert len(sampler((ht.quarter_turns(),)).coordinates(stream()).unique(dim=0)) == 4
     assert default_views(both) == 16
     assert default_views(TURN) < default_views(AFFINE)
 
 
 def test_the_aim_is_one_where_a_view_undoes_the_tilt_and_nothing_far_from_it():
     turn = ht.rotation().matrix
-    tilts, poses = turn(torch.tensor([0.0, 0.5, -2.0])), turn(torch.tensor([0.0, -0.5, 2.0, 3.0, -0.55]))
-    orbits = sampler().orbits(tiny_images(3), presented(tilts), poses, lambda done: None)
+    tilts, angles = turn(torch.tensor([0.0, 0.5, -2.0])), torch.tensor([0.0, -0.5, 2.0, 3.0, -0.55])[:, None]
+    orbits = sampler().orbits(tiny_images(3), presented(tilts), angles, lambda done: None)
     assert orbits.aim.shape == (3, 5)
     assert_close(orbits.aim[[0, 1, 2], [0, 1, 2]], torch.ones(3))
     assert torch.equal(orbits.aim.argmax(1), torch.tensor([0, 1, 2]))
     assert 0.5 < float(orbits.aim[1, 4]) < 1
     assert float(orbits.aim[0, 3]) < 1e-4
     assert orbits.evidence.logits.shape == (3, 5, 5)
-    assert torch.equal(orbits.poses[1], poses)
+    assert torch.equal(orbits.coordinates[1], angles)
+    assert torch.equal(orbits.poses[1], turn(angles[:, 0]))
 
 
 def test_orbits_are_what_the_model_says_of_the_tilted_image_from_each_pose():
     net, images = TinyNet().eval(), tiny_images(3)
     turn = ht.rotation().matrix
-    tilts, poses = turn(torch.tensor([0.0, 0.5, -2.0])), torch.cat([EYE[None], turn(torch.tensor([1.0, -0.5]))])
-    orbits = sampler(model=net, padding="zeros").orbits(images, presented(tilts), poses, lambda done: None)
+    tilts, angles = turn(torch.tensor([0.0, 0.5, -2.0])), torch.tensor([0.0, 1.0, -0.5])
+    orbits = sampler(model=net, padding="zeros").orbits(images, presented(tilts), angles[:, None], lambda done: None)
     with torch.no_grad():
         shown = ht.warp(images, tilts)
         shown[0] = images[0]
-        for place, pose in enumerate(poses):
+        for place, pose in enumerate(turn(angles)):
             expected = net(shown if place == 0 else ht.warp(shown, pose.expand(3, 3, 3)))
             assert_close(orbits.evidence.logits[:, place], expected, rtol=1e-4, atol=1e-4)
 
@@ -210,16 +212,16 @@ def test_no_more_than_a_block_of_images_is_tilted_at_once():
     net.conv.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
     how = Watched(Predictor(net, chunk=10), TURN, "zeros")
     told = []
-    how.orbits(tiny_images(150), how.draw(150, 0.4, 12, stream()), how.poses(stream()), told.append)
+    how.orbits(tiny_images(150), how.draw(150, 0.4, 12, stream()), how.coordinates(stream()), told.append)
     assert moved == [BLOCK, BLOCK, 150 - 2 * BLOCK]
-    assert told == [size * 25 for size in moved]
+    assert told == [size * 17 for size in moved]
     assert max(sizes) == 10
 
 
 def everything(seed: int):
     how, draws = sampler(AFFINE, views=8), Seeds(seed).numbers("tilts")
     drawn = how.draw(40, 0.4, 12, draws)
-    return drawn.transforms, how.poses(draws)
+    return drawn.transforms, how.coordinates(draws)
 
 
 def test_all_that_is_drawn_follows_the_seed_and_the_global_streams_stay_as_they_are():

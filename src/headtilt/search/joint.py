@@ -285,9 +285,7 @@ def posture(levels: Sequence[Group], coordinates: Tensor, poses: Tensor, upright
     close = near_identity(poses)
     here = weighed.masked_fill(~close, float("-inf")).logsumexp(1)
     away = weighed.masked_fill(close, float("-inf")).logsumexp(1)
-    # The image as it came is the only view that is not resampled, and has a word of its own.
-    own = upright.masked_fill(~is_identity(poses), float("-inf")).amax(1)
-    return Posture(matrices(levels, wrap(levels, moved)), away - here - own, local.sum(1).clamp_max(1))
+    return Posture(matrices(levels, wrap(levels, moved)), away - here, local.sum(1).clamp_max(1))
 
 
 def _difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
