@@ -226,6 +226,7 @@ def same_labels(report: dict[str, Any]) -> list[str]:
     return [f"Labels as on the plain path, on {count:,} images, {', '.join(parts)}."] if parts and count else []
 
 
+PHOTOGRAPHS = {"mobilenet_v2": "MobileNetV2", "vit_tiny": "ViT-Ti/16", "efficientnet_lite0": "EfficientNet-Lite0"}
 # Rows of stored files that an earlier way to fit had made.
 EARLIER = {
     *("bias", "balanced", "balanced+gate", "head", "head-features", "head-features+gate", "knn", "prototype"),
@@ -263,6 +264,7 @@ def evaluations() -> str:
     """Return every method on every set, with angle errors, views and speed."""
     found = [file_block(f"{name}-fitted", f"{title}, fitted") for name, title in SETS.items()]
     found += [file_block(f"{name}-affine", f"{title}, without a fit") for name, title in SETS.items()]
+    found += [file_block(f"photographs-{name}", f"Photographs, {title}") for name, title in PHOTOGRAPHS.items()]
     return "\n\n".join("#" + block for block in found if block)
 
 

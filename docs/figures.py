@@ -111,12 +111,13 @@ def affine_table(folder: Path = RESULTS) -> str:
 
 def headline(folder: Path = RESULTS) -> str:
     """Return the sentence that sets the fitted search beside retraining, on every set where both were measured."""
-    better, worse = [], []
+    better, worse, images = [], [], 0
     for name, title in SETS.items():
         fitted, others = (
             (stored(f"{name}-{kind}", folder) or {"methods": {}})["methods"] for kind in ("fitted", "affine")
         )
         if "accurate+gate" in fitted and "augmented" in others:
+            images = max(images, (stored(f"{name}-fitted", folder) or {}).get("fit_images", 0))
             ours, theirs = fitted["accurate+gate"], others["augmented"]
             pair = [f"{one['accuracy']:.1f} ({one['upright_accuracy']:.1f})" for one in (ours, theirs)]
             wins = all(ours[key] > theirs[key] for key in ("accuracy", "upright_accuracy"))
@@ -124,8 +125,9 @@ def headline(folder: Path = RESULTS) -> str:
     parts = []
     if better:
         parts.append(
-            "Fitted from unlabelled images and with its gate, the untouched classifier beats the same network "
-            f"retrained with labelled, tilted images: {', '.join(better)} (tilted images, in brackets upright ones)."
+            f"Fitted on at most {images:,} unlabelled images and with its gate, the untouched classifier beats the "
+            f"same network retrained with labelled, tilted images: {', '.join(better)} "
+            "(tilted images, in brackets upright ones)."
         )
     if worse:
         parts.append(f"It does not beat it in both respects: {', '.join(worse)}.")
