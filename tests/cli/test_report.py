@@ -50,13 +50,23 @@ def test_threads_are_no_more_than_idle_cores(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    for load in (0.1, 2.4, 9.0):
-        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+    for busy in (0, 2, 9):
+        monkeypatch.setattr(report, "running_elsewhere", lambda busy=busy: busy)
         report.calm_threads()
     assert asked == [4, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     report.calm_threads()
     assert asked == [4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "count"), [("1.29 1.77 1.72 1/345 99", 0), ("0 0 0 4/345 99", 3), ("0 0 0", 0), ("a b c d/e", 0)]
+)
+def test_what_ended_a_minute_ago_does_not_count_as_running(tmp_path, content, count):
+    file = tmp_path / "loadavg"
+    file.write_text(content, encoding="ascii")
+    assert report.running_elsewhere(file) == count
+    assert report.running_elsewhere(tmp_path / "nothing") == 0
 
 
 def test_extras_are_those_of_the_package():

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import statistics
+import time
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -216,9 +217,24 @@ def calm_threads() -> None:
 
     Threads that wait for one another on a busy core are many times slower than a single one.
     """
-    if "OMP_NUM_THREADS" not in os.environ and hasattr(os, "getloadavg"):
-        idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])
+    if "OMP_NUM_THREADS" not in os.environ:
+        idle = (os.cpu_count() or 1) - running_elsewhere()
         torch.set_num_threads(max(1, min(torch.get_num_threads(), idle)))
+
+
+def running_elsewhere(file: Path = Path("/proc/loadavg"), looks: int = 5) -> int:
+    """Return how many threads run beside this one, at this moment; 0 where the system does not say.
+
+    The load average would not do: it remembers what ended a minute ago, and a fit takes many.
+    """
+    counts = []
+    try:
+        for _ in range(looks):
+            counts.append(int(file.read_text(encoding="ascii").split()[3].partition("/")[0]) - 1)
+            time.sleep(0.01)
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(min(counts), 0)
 
 
 def extras() -> dict[str, list[tuple[str, str | None]]]:
