@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -26,14 +27,16 @@ _BORROWED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 @contextmanager
 def undisturbed(model: Model) -> Iterator[None]:
-    """Put the model in eval mode; restore every mode, buffer and the random streams on leaving, whatever happened.
+    """Put the model in eval mode; restore every mode and buffer on leaving, whatever happened.
+
+    Random streams are left alone: a model in eval mode draws nothing, and masks have generators of their own. To set a
+    stream back would have other threads draw the same numbers twice.
 
     One thread at a time may borrow a model, since modes and hooks belong to the model and not to the caller. Borrowing
     what the thread has already borrowed is free: the outermost borrower restores everything.
     """
     if not isinstance(model, nn.Module):
-        with _forked_random():
-            yield
+        yield
         return
     with _LOCKS_GUARD:
         lock = _LOCKS.setdefault(model, threading.RLock())
@@ -43,7 +46,7 @@ def undisturbed(model: Model) -> Iterator[None]:
             return
         _BORROWED[model] = True
         try:
-            with _forked_random(), _restored(model):
+            with _restored(model):
                 yield
         finally:
             del _BORROWED[model]
@@ -81,11 +84,14 @@ def _restore(module: nn.Module, buffers: dict[str, tuple[Tensor | None, Tensor |
                 buffer.copy_(value)
 
 
-@contextmanager
-def _forked_random() -> Iterator[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        yield
+def by_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that acts in this thread alone: others may call the same model meanwhile, for their own ends."""
+    owner = threading.get_ident()
+
+    def only_ours(*arguments: Any, **named: Any) -> Any:
+        return hook(*arguments, **named) if threading.get_ident() == owner else None
+
+    return only_ours
 
 
 @contextmanager
@@ -144,7 +150,9 @@ def dropout_masks(layers: list[nn.Module], passes: range, seed: int, kept: Masks
         return (views * kept[key][:, None]).flatten(0, 1)
 
     handles = [
-        layer.register_forward_hook(lambda module, _, output, number=number: sample(number, module, output))
+        layer.register_forward_hook(
+            by_this_thread(lambda module, _, output, number=number: sample(number, module, output))
+        )
         for number, layer in enumerate(layers)
     ]
     with unhooked_afterwards(handles):
@@ -165,6 +173,8 @@ def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int, 
         rate: Dropout rate of the layer.
         key: (seed, pass, layer, call).
     """
-    generator = torch.Generator().manual_seed(hash(key))
+    seed, *place = key
+    entropy = np.random.SeedSequence([seed % 2**64, *place])
+    generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
     keep = torch.rand(shape, generator=generator) >= rate
     return keep / max(1 - rate, torch.finfo(torch.float32).tiny)

@@ -24,14 +24,13 @@ from headtilt.errors import DataError, OptionError, ShapeError, at_least, checke
 from headtilt.evidence import Evidence, concatenate
 from headtilt.fit_input import HELD_OUT_IMAGES, Fold, Seeds, gather, split
 from headtilt.gate import Gate, Promise, exit_for, margin_for, quantile_for
-from headtilt.groups import FiniteGroup
 from headtilt.head import HeadRecipe, fit_head
 from headtilt.padding import choose_padding
 from headtilt.predictor import Predictor
 from headtilt.progress import Progress
 from headtilt.result import read_out
 from headtilt.sampler import Orbits, Sampler, draw_nearly
-from headtilt.search.joint import posture
+from headtilt.search.joint import elements, posture
 from headtilt.search.plan import Plan
 from headtilt.verdict import TURNED, Judged, Straight, joined, only, read, straight, verdict
 from headtilt.warp import Interpolation, Padding
@@ -186,10 +185,8 @@ class Fitter:
     @property
     def views_each(self) -> int:
         """Views of each of these, beside the image as it came."""
-        levels = self.plan.levels
-        if all(isinstance(group, FiniteGroup) for group in levels):
-            return math.prod(len(group.grid(1)) for group in levels) - 1
-        return self.recipe.views
+        every = elements(self.plan.levels)
+        return self.recipe.views if every is None else every - 1
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtilt.borrow import Model, unhooked_afterwards
+from headtilt.borrow import Model, by_this_thread, unhooked_afterwards
 from headtilt.errors import ModelError
 
 # Elements of input in the very first chunk of a shape, before anything is known of the model.
@@ -79,7 +79,8 @@ def activations(model: Model, views: int) -> Iterator[list[int]]:
     modules = model.modules() if isinstance(model, nn.Module) else ()
     leaves = [module for module in modules if not any(module.children())]
     # A scripted module runs its parts without Python, and takes no hooks.
-    handles = [leaf.register_forward_hook(note) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)]
+    ours = by_this_thread(note)
+    handles = [leaf.register_forward_hook(ours) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)]
     with unhooked_afterwards(handles):
         yield sizes
 

@@ -82,7 +82,7 @@ class Predictor:
 
     def __call__(self, images: Tensor) -> Evidence:
         """Return the evidence (B, …) of the images (B, C, H, W) as they are."""
-        return self._chunked(len(images), images, lambda part: images[part])
+        return self._chunked(len(images), images, lambda part: images[part].clone())  # a model may write into its input
 
     def views(
         self,
@@ -231,14 +231,14 @@ class Predictor:
         views = few()
         try:
             with activations(self.model, len(views)) as sizes:
-                plain = self._forward(views)
+                plain = self._forward(views, eager=True)  # hooks and compiled code do not go together
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             sizes = [ACTIVATION_BYTES[kind_of(device)]]  # one view at a time, then
         else:
             if self.channels_last is None:
-                self.channels_last = takes_channels_last(self._forward, views, plain, self.autocast)
+                self.channels_last = takes_channels_last(self._forward, few(), plain, self.autocast)
         if not measured:
             self.chunks[shape] = fitting_chunk(device, max(sizes, default=1))
 
@@ -286,7 +286,7 @@ class Predictor:
         few = views[:2] if len(views) > 1 else torch.cat([views, views.flip(-1)])
         plain = self._one_by_one(few, 2)
         try:
-            return torch.allclose(self._batched(few, 2), plain, rtol=1e-3, atol=1e-4)
+            return torch.allclose(self._batched(few.clone(), 2), plain, rtol=1e-3, atol=1e-4)
         except ModelError:
             return False
         finally:
@@ -294,7 +294,7 @@ class Predictor:
                 tap.clear()
 
     def _one_by_one(self, views: Tensor, passes: int) -> Tensor:
-        return torch.stack([self._masked(views, range(number, number + 1)) for number in range(passes)])
+        return torch.stack([self._masked(views.clone(), range(number, number + 1)) for number in range(passes)])
 
     def _batched(self, views: Tensor, passes: int) -> Tensor:
         return self._masked(views, range(passes)).reshape(passes, len(views), -1)
@@ -305,13 +305,13 @@ class Predictor:
         self.repeated = max(sizes, default=0)
         return logits
 
-    def _forward(self, views: Tensor, copies: int = 1) -> Tensor:
+    def _forward(self, views: Tensor, copies: int = 1, eager: bool = False) -> Tensor:
         try:
             with ExitStack() as stack:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
                 # Compiled code passes the taps by.
-                output = (tappable(self.model) if self.features else self.model)(views)
+                output = (tappable(self.model) if self.features or eager else self.model)(views)
             self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
         except Exception as error:
             if isinstance(error, ModelError) or out_of_memory(error):

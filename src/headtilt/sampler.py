@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from headtilt.evidence import Evidence, concatenate
-from headtilt.groups import FiniteGroup, Group, invert, quarter_turns, rotation, scale, translate_x, translate_y
+from headtilt.groups import Group, invert, quarter_turns, rotation, scale, translate_x, translate_y
 from headtilt.predictor import Predictor
-from headtilt.search.joint import lattice, matrices, spread
+from headtilt.search.joint import elements, lattice, matrices, spread
 from headtilt.warp import Interpolation, Padding, around, centre_crop, warp
 
 NEARLY_ANGLE, NEARLY_SCALE, NEARLY_PIXELS = math.radians(3), 0.03, 0.5  # what a classifier should not mind
@@ -106,7 +106,7 @@ class Sampler:
         if any(group.name == "rotation" and group.periodic for group in self.levels):
             turns = torch.from_numpy(generator.integers(1, 4, count))
             tilts = torch.where(torch.from_numpy(exact)[:, None, None], quarter_turns().matrix(turns), tilts)
-        elif all(isinstance(group, FiniteGroup) for group in self.levels):
+        elif elements(self.levels) is not None:
             exact = generator.random(count) >= RESAMPLED  # every tilt is exact: some are resampled, as upright ones are
             tilts = torch.where(
                 torch.from_numpy(exact)[:, None, None], tilts, tilts @ draw_nearly(count, size, generator)
@@ -121,9 +121,9 @@ class Sampler:
 
     def coordinates(self, generator: np.random.Generator) -> Tensor:
         """Return the parameters (V + 1, L) of a lattice moved at random, after those of the identity."""
-        if all(isinstance(group, FiniteGroup) for group in self.levels):
-            grids = torch.cartesian_prod(*(group.grid(1) for group in self.levels))
-            return grids.reshape(-1, len(self.levels)).float()
+        every = elements(self.levels)
+        if every is not None:
+            return lattice(self.levels, every).roll(-(every // 2), 0).float()
         shift = torch.from_numpy(generator.random(len(self.levels)))
         around = lattice(self.levels, self.views, shift).float()
         return torch.cat([torch.zeros_like(around[:1]), around])
@@ -191,6 +191,4 @@ def nearly(unit: Tensor, size: int) -> Tensor:
 
 def default_views(levels: Sequence[Group]) -> int:
     """Return how many views of an orbit are looked at where nobody says: all of finite groups, else 24 or 72."""
-    if all(isinstance(group, FiniteGroup) for group in levels):
-        return math.prod(len(group.grid(1)) for group in levels)
-    return 24 if len(levels) == 1 else 72
+    return elements(levels) or (24 if len(levels) == 1 else 72)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from headtilt.borrow import Model, unhooked_afterwards
+from headtilt.borrow import Model, by_this_thread, unhooked_afterwards
 from headtilt.errors import ModelError, OptionError
 from headtilt.evidence import Evidence
 
@@ -89,9 +89,9 @@ def taps(model: Model, names: Sequence[str]) -> Iterator[list[list[Tensor]]]:
 
 def _hooked(module: nn.Module, name: str, tap: list[Tensor], note: Callable[[list[Tensor], str, Any], None]) -> Any:
     if name.endswith(OUTPUT):
-        return module.register_forward_hook(lambda _, inputs, output: note(tap, name, output))  # noqa: ARG005
+        return module.register_forward_hook(by_this_thread(lambda _, inputs, output: note(tap, name, output)))  # noqa: ARG005
     return module.register_forward_pre_hook(
-        lambda _, inputs, named: note(tap, name, [*inputs, *named.values()]), with_kwargs=True
+        by_this_thread(lambda _, inputs, named: note(tap, name, [*inputs, *named.values()])), with_kwargs=True
     )
 
 
@@ -149,7 +149,8 @@ def _recorded(model: Model, forward: Callable[[Tensor], Any], views: Tensor) -> 
     inner = tappable(model)
     handles = [
         module.register_forward_hook(
-            lambda module, inputs, named, output, name=name: note(name, module, inputs, named, output), with_kwargs=True
+            by_this_thread(lambda module, inputs, named, output, name=name: note(name, module, inputs, named, output)),
+            with_kwargs=True,
         )
         for name, module in (inner.named_modules() if isinstance(inner, nn.Module) else ())
         if name and not isinstance(module, torch.jit.ScriptModule)

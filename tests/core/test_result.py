@@ -128,21 +128,21 @@ def test_presets_are_fresh_each_time(net):
 
 
 GOLDEN_LOGITS = [
-    [1.4842, -0.5141, 1.786, 3.9467, 1.5565],
-    [1.2177, 0.782, 1.8855, 3.9801, 0.8655],
-    [-0.1566, -0.0195, 0.0117, 2.2406, -0.1535],
-    [0.6949, -0.4283, 0.2719, -1.054, 1.3346],
-    [0.5981, 0.5571, 0.8844, 0.0944, 1.6033],
+    [0.2367, 0.7091, 4.4167, 4.6888, -2.029],
+    [0.122, -0.0888, 2.8135, 3.4133, -1.1652],
+    [0.3051, 1.09, 0.746, 0.6633, -0.0589],
+    [1.474, 0.833, 1.0759, 0.9166, 3.593],
+    [0.6703, -0.0279, 0.3014, 0.0497, 2.5114],
 ]
 GOLDEN_CHOSEN = [
-    [[4, 11, 10], [6, 15, 2], [15, 7, 0], [0, 8, 13], [4, 10, 16]],
-    [[8, 42, 25], [17, 37, 2], [17, 0, 7], [2, 37, 33], [21, 37, 16]],
-    [[6, 33, 44], [36, 8, 26], [8, 26, 42], [26, 11, 41], [9, 23, 44]],
+    [[4, 11, 10], [14, 6, 2], [15, 8, 13], [14, 1, 8], [15, 10, 5]],
+    [[25, 16, 41], [37, 19, 36], [41, 0, 24], [17, 0, 50], [21, 0, 39]],
+    [[26, 9, 39], [17, 9, 8], [8, 26, 42], [25, 9, 41], [9, 28, 45]],
 ]
 GOLDEN_WORDS = (
-    "rotation −105.9°, scale 1.20, shear −0.03 → label 4 (46.8%), 113 views\n"
-    "  rival: rotation +169.4°, scale 1.24, shear −0.09 → label 3, confidence 44.9\n"
-    "  rival: scale 0.75, shear +0.03 → label 0, confidence 24.1"
+    "rotation −127.1°, scale 1.33 → label 4 (75.0%), 113 views\n"
+    "  rival: rotation +148.2°, scale 1.33, shear −0.03 → label 3, confidence 58.3\n"
+    "  rival: scale 0.75, shear +0.03 → label 0, confidence 22.3"
 )
 
 
@@ -153,7 +153,7 @@ def golden():
 def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
     """Weights, images and masks are written down or seeded: only a change of the method changes these numbers."""
     result = ungated(net, **golden(), ranking="last").search(images)
-    assert result.labels.tolist() == [3, 3, 3, 4, 4]
+    assert result.labels.tolist() == [3, 3, 1, 4, 4]
     assert result.views.tolist() == [113] * 5
     assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
     assert_close(result.logits, torch.tensor(GOLDEN_LOGITS), rtol=0, atol=2e-3)
@@ -163,7 +163,7 @@ def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
 def test_ranked_by_energy_the_fixed_network_chooses_the_same_views_and_answers_with_others(net, images):
     result = ungated(net, **golden()).search(images)
     assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
-    assert result.labels.tolist() == [3, 3, 3, 3, 0]
+    assert result.labels.tolist() == [3, 3, 2, 4, 3]
 
 
 @pytest.mark.parametrize("batched", [True, False])

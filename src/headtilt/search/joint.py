@@ -64,10 +64,11 @@ class Joint:
 
     @property
     def coarse(self) -> int:
-        """Views that the lattice gets."""
+        """Views that the lattice gets: elements of finite groups are shown once each."""
         halved = min(self.rounds, self.hypotheses.bit_length())  # afterwards one is left; a file may ask for 10**12
         refined = sum(self.hypotheses >> number for number in range(halved)) + self.rounds - halved
-        return self.budget - refined * 2 * len(self.levels)
+        left = self.budget - refined * 2 * len(self.levels)
+        return min(left, elements(self.levels) or left)
 
     def judged(self, seen: Seen, root: Evidence) -> Found:
         """Return the best hypotheses among views seen so far."""
@@ -76,7 +77,7 @@ class Joint:
     @property
     def most_views(self) -> int:
         """Most views of one image."""
-        return self.budget
+        return self.budget if self.rounds else self.coarse
 
     def search(self, evaluate: Evaluate, root: Evidence) -> Found:
         """Return the best hypotheses over the lattice and its refinements.
@@ -117,6 +118,13 @@ def check_pointwise(confidence: str | Confidence) -> None:
     resolve(confidence)
 
 
+def elements(levels: Sequence[Group]) -> int | None:
+    """Return how many poses there are where all levels are finite groups, None where there is no end of them."""
+    if not all(isinstance(group, FiniteGroup) for group in levels):
+        return None
+    return math.prod(len(group.grid(1)) for group in levels)
+
+
 def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) -> Tensor:
     """Return `count` points (count, L) that cover the product of the groups evenly; index count // 2 is the identity.
 
@@ -128,6 +136,9 @@ def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) ->
         count: How many points.
         shift: (L,) in [0, 1): moves the lattice along each coordinate, for random lattices in fitting.
     """
+    if count == elements(levels):
+        every = torch.cartesian_prod(*(group.grid(1).double() for group in levels)).reshape(count, len(levels))
+        return every.roll(count // 2, 0)
     fine = next((place for place, group in enumerate(levels) if group.periodic), 0)
     others = len(levels) - 1
     golden = 2.0
