@@ -23,7 +23,21 @@ Calibrator = Callable[[Evidence], Evidence]
 FEWEST_PER_CLASS = 20
 
 
-class Balance(nn.Module):
+class InSingle(nn.Module):
+    """What was fitted: it stays in single precision where the model around it is cast to less.
+
+    Gates and poses are read from small differences of what it says, which half precision would round away.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InSingle:
+        def moved(tensor: Tensor) -> Tensor:
+            changed = fn(tensor)
+            return changed if tensor.is_meta else tensor.to(changed.device)
+
+        return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+
+
+class Balance(InSingle):
     """One number per class, added to its logit, so that classes win over orbits as often as they occur upright.
 
     With enough images it is a linear map of the logits, which also knows which classes are mistaken for which.

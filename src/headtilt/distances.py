@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from headtilt.calibrate import InSingle
 from headtilt.errors import OptionError
 from headtilt.evidence import Evidence
 
 
-class Prototypes(nn.Module):
+class Prototypes(InSingle):
     """Class scores from the distance of a view's features to the mean feature vector of each class.
 
     Args:
@@ -35,7 +36,7 @@ class Prototypes(nn.Module):
         return Evidence((-distances * self.scale).reshape(*features.shape[:-1], -1))
 
 
-class Neighbours(nn.Module):
+class Neighbours(InSingle):
     """Class scores from the cosine similarity of a view's features to its nearest upright ones of each class.
 
     Args:

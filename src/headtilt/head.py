@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.calibrate import FEWEST_PER_CLASS
+from headtilt.calibrate import FEWEST_PER_CLASS, InSingle
 from headtilt.errors import ModelError, OptionError, at_least, is_number, one_of, positive
 from headtilt.evidence import Evidence, floored
 from headtilt.sampler import Orbits
@@ -77,7 +77,7 @@ def thorough() -> HeadRecipe:
     return HeadRecipe(hidden=512, looks=12, views=22, epochs=12, batch=256)
 
 
-class OrbitHead(nn.Module):
+class OrbitHead(InSingle):
     """A small network that scores each view for each class, on top of balanced logits, and tells if it is upright.
 
     With few images per class it gives one number per view ("how canonical does this look") instead of one per class.

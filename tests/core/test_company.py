@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 
@@ -131,3 +132,30 @@ def test_finite_groups_are_shown_once_each(preset, levels, count) -> None:
     assert len(result.trace[0].poses[0].unique(dim=0)) == (count if count == 4 else 8)
     fitted = robust.fit(tiny_images(60), recipe=QUICK, promise=None)
     assert fitted.search(tiny_images(5)).views.tolist() == [count] * 5
+
+
+@pytest.mark.parametrize("method", ["head", "balance", "prototypes", "neighbours"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_what_was_fitted_and_the_poses_stay_in_single_precision_whatever_the_wrapper_is_cast_to(method, dtype) -> None:
+    readout = "marginal" if method in ("head", "balance") else "incumbent"
+    robust = ht.ITS(TinyNet().eval(), **{**ht.accurate([ht.rotation()]), "readout": readout})
+    robust.fit(tiny_images(60), recipe=QUICK, method=method, promise=5.0)
+    cast = copy.deepcopy(robust).to(dtype)
+    fitted = dict(robust.calibrator.state_dict())
+    assert all(torch.equal(value, fitted[name]) for name, value in cast.calibrator.state_dict().items())
+    assert {value.dtype for value in cast.calibrator.state_dict().values() if value.is_floating_point()} <= {
+        torch.float32
+    }
+    beside = copy.deepcopy(robust)
+    beside.model.to(dtype)
+    images = tiny_images(6)
+    result, expected = cast.search(images.to(dtype)), beside.search(images.to(dtype))
+    assert result.pose.dtype == expected.pose.dtype
+    assert torch.finfo(result.pose.dtype).bits >= 32
+    assert torch.equal(result.logits, expected.logits)
+    assert torch.equal(result.pose, expected.pose)
+    assert (cast.gate.margin, cast.gate.exit_at, cast.gate.turn_at) == (
+        robust.gate.margin, robust.gate.exit_at, robust.gate.turn_at,
+    )  # fmt: skip
+    angles = result.trace[0].coordinates[0, :, 0].double().sort().values.diff()
+    assert_close(angles, angles.mean().expand_as(angles), rtol=1e-4, atol=1e-5)

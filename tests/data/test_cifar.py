@@ -156,14 +156,14 @@ def test_damaged_mosaics_are_refused(tmp_path: Path) -> None:
         cifar.read(tmp_path)
 
 
-def test_the_real_mosaics_hold_28799_3201_and_4000_balanced_images(real_data: Path) -> None:
-    train, validation, test = (
+def test_the_real_mosaics_hold_balanced_images_for_training_fitting_choosing_and_measuring(real_data: Path) -> None:
+    train, fit, validation, test = (
         load("cifar10", split, folders=real_data)  # type: ignore[arg-type]
-        for split in ("train", "validation", "test")
+        for split in ("train", "fit", "validation", "test")
     )
-    assert train.images.shape == (28_799, 3, 32, 32)
-    assert (len(validation), len(test)) == (3_201, 4_000)
-    for data, least in ((train, 2_800), (validation, 310), (test, 380)):
+    assert train.images.shape == (16_799, 3, 32, 32)
+    assert (len(fit), len(validation), len(test)) == (12_000, 3_201, 4_000)
+    for data, least in ((train, 1_630), (fit, 1_165), (validation, 310), (test, 380)):
         counts = torch.bincount(data.labels, minlength=10)
         assert len(counts) == 10
         assert least <= int(counts.min()) <= int(counts.max()) <= 1.09 * least
