@@ -73,6 +73,7 @@ def cropping(name: str, side: int, resize: int) -> Callable[[Path], None]:
 KINDS: dict[str, tuple[Callable[[Path], None], bool, tuple[int, int, str]]] = {
     "vit": (vit(), True, (32, 32, "bilinear")),
     "vit, own colours": (vit(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]), True, (32, 32, "bilinear")),
+    "vit, nearest": (vit(resample=0), True, (32, 32, "nearest")),
     "vit, bytes": (vit(do_rescale=False, do_normalize=False, resample=3), True, (32, 32, "bicubic")),
     "vit, other factor": (vit(rescale_factor=1 / 127.5), True, (32, 32, "bilinear")),
     "convnext, cropped": (convnext(64), False, (64, 80, "bicubic")),

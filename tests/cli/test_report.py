@@ -73,6 +73,8 @@ def test_extras_are_those_of_the_package():
     found = report.extras()
     assert {"cli", "plot", "data"} <= set(found)
     assert {name for name, _ in found["cli"]} >= {"typer", "rich"}
+    assert {name for name, _ in found["ray"]} >= {"ray"}  # which has an extra of its own, in brackets
+    assert not any(name == "headtilt" for packages in found.values() for name, _ in packages)
     assert "dev" not in found
 
 

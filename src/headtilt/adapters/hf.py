@@ -57,6 +57,7 @@ def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
     if not getattr(processor, "do_resize", True):
         # It takes images as large as they come: what the network was built for is all that is known.
         size = resize = min(size, _side(getattr(model.config, "image_size", size)))
+    resample = getattr(processor, "resample", None)
     return Adapted(
         model=Normalised(model, mean, deviation, mix=mix, argument="pixel_values").to(device).eval(),
         labels=tuple(str(model.config.id2label.get(index, index)) for index in range(model.config.num_labels)),
@@ -65,7 +66,7 @@ def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
         padding="reflection",
         name=name.rstrip("/").rsplit("/", 1)[-1],
         channels=channels,
-        resample=PILLOW.get(int(getattr(processor, "resample", None) or 2), "bilinear"),
+        resample="bilinear" if resample is None else PILLOW.get(int(resample), "bilinear"),
     )
 
 

@@ -241,7 +241,7 @@ def extras() -> dict[str, list[tuple[str, str | None]]]:
     """Return the packages of each extra with their installed version, None where one is missing."""
     found: dict[str, list[tuple[str, str | None]]] = {}
     for line in packages.requires("headtilt") or []:
-        match = re.match(r"""([\w.-]+)(?!\[)\b[^;\[]*;\s*extra\s*==\s*['"]([\w-]+)['"]""", line)
+        match = re.match(r"""([\w.-]+)\b(?:\[[^\]]*\])?[^;]*;\s*extra\s*==\s*['"]([\w-]+)['"]""", line)
         if match and match[1] != "headtilt" and match[2] != "dev":
             found.setdefault(match[2], []).append((match[1], version(match[1])))
     return found
