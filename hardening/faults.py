@@ -155,8 +155,7 @@ class Net(nn.Module):
         self.hidden, self.last = nn.Linear(64, 6), nn.Linear(6, 3)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, 3); it also draws from the global stream, as some models do."""
-        torch.rand(1)
+        """Return logits (B, 3)."""
         return self.last(self.dropout(self.hidden(self.norm(images).flatten(1)).relu()))
 
 
