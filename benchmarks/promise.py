@@ -10,7 +10,9 @@ import argparse
 import itertools
 import math
 import multiprocessing
+import shlex
 import statistics
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -29,6 +31,7 @@ from headtilt.models import zoo
 from headtilt.plot.style import FAINT, INK, PALETTE, VERMILION, new_figure, save, style_axes
 
 DATASETS, SIZES, PROMISES = ("mnist", "fashion-mnist", "cifar10"), (100, 300, 1000), (0.0, 0.5, 1.0)
+ACCURACIES = ("accuracy", "quarter_accuracy", "upright_accuracy")
 TEST = 2000
 SURE = 1.645  # standard errors: a loss above the promise by more is chance in one case of twenty
 
@@ -97,15 +100,12 @@ def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "over_by_more_than_chance": sum(map(over, some)),
         }
     accuracy: dict[str, dict[str, dict[str, float]]] = {}
-    for case in cases:
-        if case["promise"] == 0.5:
-            accuracy.setdefault(case["dataset"], {}).setdefault(str(case["images"]), {})
-    for dataset, sizes in accuracy.items():
-        for size, row in sizes.items():
-            some = [c for c in cases if (c["dataset"], str(c["images"]), c["promise"]) == (dataset, size, 0.5)]
-            for name in ("accuracy", "quarter_accuracy", "upright_accuracy"):
-                row[name] = statistics.fmean(case[name] for case in some)
+    for dataset, images in dict.fromkeys((case["dataset"], case["images"]) for case in cases):
+        some = [c for c in cases if (c["dataset"], c["images"], c["promise"]) == (dataset, images, 0.5)]
+        if some:
+            row = {name: statistics.fmean(case[name] for case in some) for name in ACCURACIES}
             row["accuracy_std"] = statistics.stdev(case["accuracy"] for case in some) if len(some) > 1 else 0.0
+            accuracy.setdefault(dataset, {})[str(images)] = row
     return {"promises": promises, "accuracy": accuracy}
 
 
@@ -124,9 +124,9 @@ def draw_losses(report: dict[str, Any], path: Path) -> Path:
             panel.scatter(spread, [c["loss"] for c in some], s=22, color=colour, alpha=0.8, lw=0, label=dataset)
         panel.axhline(promise, color=VERMILION, lw=1.2, ls="--")
         panel.axhline(0, color=FAINT, lw=0.8)
-        style_axes(panel, title=f"promise {promise:g}", xlabel="fit images", grid="y")
+        ylabel = "points lost upright" if panel is panels[0] else ""
+        style_axes(panel, title=f"promise {promise:g}", xlabel="fit images", ylabel=ylabel, grid="y")
         panel.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
-    style_axes(panels[0], title=f"promise {promises[0]:g}", xlabel="fit images", ylabel="points lost upright", grid="y")
     panels[-1].legend(fontsize=8, frameon=False, labelcolor=INK, loc="upper right")
     return save(figure, path)
 
@@ -148,7 +148,6 @@ def main() -> None:
         for images, dataset, network, promise in itertools.product(
             sorted(given.images, reverse=True), given.dataset, range(given.networks), given.promise
         )
-        if dataset != "cifar10" or network < 3  # there are three networks of it
     ]
     found = []
     with (
@@ -158,7 +157,12 @@ def main() -> None:
         for number, case in enumerate(pool.map(measured, cases), start=1):
             found.append(case)
             tell(f"{case['dataset']}:{case['network']}, {case['images']} images", number, len(cases))
-    report = {**summary(found), "test_images": TEST, "fits": found, **metadata("python -m benchmarks.promise")}
+    report = {
+        **summary(found),
+        "test_images": TEST,
+        "fits": found,
+        **metadata(shlex.join(["python", "-m", "benchmarks.promise", *sys.argv[1:]])),
+    }
     write_json(given.out, report)
     draw_losses(report, given.out.with_suffix(".png"))
 

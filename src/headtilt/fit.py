@@ -374,15 +374,15 @@ class Fitting:
         one next to it.
         """
         draws, size = self.seeds.numbers("belief"), max(self.images.shape[-2:])
-        bare, belief = self.fitter.predictor.with_features(None), None
-        for rows in torch.cat([fold.held_out for fold in self.folds]).cpu().split(256):
+        bare, parts = self.fitter.predictor.with_features(None), []
+        judges = torch.cat([fold.held_out for fold in self.folds]).cpu()
+        for rows in judges.split(256):
             moved = sampler.moved(self.images[rows], draw_nearly(len(rows), size, draws, SECOND_LOOK))
-            said = bare(moved).logits.softmax(1)
-            belief = said.new_zeros(len(self.images), said.shape[1]) if belief is None else belief
-            belief[rows.to(said.device)] = said
+            parts.append(bare(moved).logits.softmax(1))
             tell("looking once more", len(rows))
-        if belief is None:
-            raise DataError("held-out images must be at least one; got none. Nothing was fitted.")
+        said = torch.cat(parts)
+        belief = said.new_zeros(len(self.images), said.shape[1])
+        belief[judges.to(said.device)] = said
         return belief
 
     def _searched(

@@ -403,3 +403,21 @@ def test_intervals_over_images_hold_the_mean_and_shrink_with_their_number():
         "nearly_accuracy_interval": [100.0, 100.0],
         "quarter_accuracy_interval": None,
     }
+
+
+def test_networks_measured_side_by_side_give_what_they_give_in_turn() -> None:
+    in_turn, side_by_side = (
+        Evaluation("digits", ("vanilla", "energy"), networks=2, limit=40, jobs=jobs).run() for jobs in (1, 2)
+    )
+    for name, rows in in_turn["per_network"].items():
+        for one, other in zip(rows, side_by_side["per_network"][name], strict=True):
+            assert {k: v for k, v in one.items() if k != "images_per_second"} == pytest.approx(
+                {k: v for k, v in other.items() if k != "images_per_second"}, abs=1e-3, nan_ok=True
+            )
+    assert in_turn["most_confused"] == side_by_side["most_confused"]
+
+
+def test_networks_of_ones_own_are_measured_in_turn() -> None:
+    network = Network(torch.nn.Identity(), "mine")
+    with pytest.raises(ht.OptionError, match="jobs"):
+        Evaluation("digits", ("vanilla",), models=(network,), jobs=2)

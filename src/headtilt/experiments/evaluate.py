@@ -178,7 +178,8 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         at_least("networks", self.networks, 1)
-        at_least("jobs", self.jobs, 1)
+        if at_least("jobs", self.jobs, 1) > 1 and self.models:
+            raise OptionError("jobs must be 1 for a model of your own; several are for the networks of the zoo.")
         if not self.methods:
             raise OptionError(f"method must name at least one of: {', '.join(METHODS)}.")
         for name in self.methods:
@@ -194,7 +195,7 @@ class Evaluation:
         """
         data = self._load(self.split, self.limit)
         networks = len(self.models) or self.networks
-        each = self._side_by_side(progress) if self.jobs > 1 and not self.models else self._in_turn(data, progress)
+        each = self._side_by_side(progress) if self.jobs > 1 else self._in_turn(data, progress)
         mistakes = {name: sum((one.mistakes[name] for one in each), Counter()) for name in self.methods}
         return {
             "dataset": self.dataset,
