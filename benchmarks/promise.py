@@ -127,7 +127,7 @@ def draw_losses(report: dict[str, Any], path: Path) -> Path:
         ylabel = "points lost upright" if panel is panels[0] else ""
         style_axes(panel, title=f"promise {promise:g}", xlabel="fit images", ylabel=ylabel, grid="y")
         panel.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
-    panels[-1].legend(fontsize=8, frameon=False, labelcolor=INK, loc="upper right")
+    panels[0].legend(fontsize=8, frameon=False, labelcolor=INK, loc="upper left")  # where next to nothing is lost
     return save(figure, path)
 
 

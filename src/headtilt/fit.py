@@ -25,11 +25,12 @@ from headtilt.evidence import Evidence, concatenate
 from headtilt.fit_input import HELD_OUT_IMAGES, Fold, Seeds, gather, split
 from headtilt.gate import Gate, Promise, exit_for, margin_for, quantile_for
 from headtilt.head import HeadRecipe, fit_head
+from headtilt.looks import Looks, floats, gathered, in_half
 from headtilt.padding import choose_padding
 from headtilt.predictor import Predictor
-from headtilt.progress import Progress
+from headtilt.progress import Progress, Ticker
 from headtilt.result import read_out
-from headtilt.sampler import Orbits, Sampler, draw_nearly
+from headtilt.sampler import Sampler, draw_nearly
 from headtilt.search.joint import elements, posture
 from headtilt.search.plan import Plan
 from headtilt.verdict import TURNED, Judged, Straight, joined, only, read, straight, verdict
@@ -41,7 +42,6 @@ FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
 MOST_KEPT = {"cpu": 2**28, "cuda": 2**32}  # numbers of evidence kept at once, in half precision
 SECOND_LOOK = 3.0  # times as far from upright as *nearly*: there a model's doubts show, and its answers still hold
-TRAINING_SHARE = 10  # a tenth of the progress is for the head itself
 
 
 @dataclass(frozen=True)
@@ -59,33 +59,6 @@ class Fitted:
     gate: Gate | None
     padding: Padding
     report: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Looks:
-    """Fit images under some tilts.
-
-    Attributes:
-        orbits: (n · looks, V, …), what the model says of them.
-        image: (n · looks,), which image each of them shows.
-    """
-
-    orbits: Orbits
-    image: Tensor
-
-    def of(self, images: Tensor) -> Looks:
-        """Return the looks at those images."""
-        return self._at(torch.isin(self.image, images.to(self.image.device)).nonzero()[:, 0])
-
-    def once(self) -> Looks:
-        """Return one look at each image: several count it several times, and a bias learns the images by heart."""
-        place = torch.unique(self.image, return_inverse=True)[1]
-        rows = torch.zeros(int(place.max()) + 1, dtype=torch.long, device=place.device)
-        rows[place.flip(0)] = torch.arange(len(place), device=place.device).flip(0)
-        return self._at(rows)
-
-    def _at(self, rows: Tensor) -> Looks:
-        return Looks(self.orbits.at(rows), self.image[rows])
 
 
 @dataclass(frozen=True)
@@ -290,8 +263,8 @@ class Fitting:
                 parts.append(replace(seen, evidence=in_half(seen.evidence)))
                 shown.append(rows.to(seen.aim.device))
                 if kept > MOST_KEPT["cuda" if seen.aim.device.type == "cuda" else "cpu"]:
-                    return _joined(parts, shown)
-        return _joined(parts, shown)
+                    return gathered(parts, shown)
+        return gathered(parts, shown)
 
     def _kind(self, count: int) -> str:
         """Return the method that so many images bear."""
@@ -429,56 +402,3 @@ class Fitting:
                 )
             )
         return joined(parts)
-
-
-class Ticker:
-    """Views done so far, told to whoever listens: one count for the whole fit.
-
-    Args:
-        progress: Called with (stage, done, total); None tells nobody.
-        views: Views in all.
-    """
-
-    def __init__(self, progress: Progress | None, views: int) -> None:
-        self.progress, self.done, self.trained = progress, 0, 0
-        self.training = max(views // TRAINING_SHARE, 1)
-        self.total = views + self.training
-
-    def __call__(self, stage: str, views: int) -> None:
-        """Count more views."""
-        self.done += views
-        self._tell(stage)
-
-    def at(self, stage: str, trained: int) -> None:
-        """Say how far the training is, of `training` in all."""
-        self.trained = max(self.trained, min(trained, self.training))
-        self._tell(stage)
-
-    def end(self) -> None:
-        """Say that all is done."""
-        self.done, self.trained = self.total, 0
-        self._tell("fitted")
-
-    def _tell(self, stage: str) -> None:
-        if self.progress is not None:
-            self.progress(stage, min(self.done + self.trained, self.total), self.total)
-
-
-def in_half(evidence: Evidence) -> Evidence:
-    """Return evidence whose features take half of the memory."""
-    features = evidence.features
-    return Evidence(evidence.logits, None if features is None else features.clamp(-6e4, 6e4).half(), evidence.upright)
-
-
-def floats(evidence: Evidence) -> Evidence:
-    """Return evidence in single precision."""
-    features = evidence.features
-    return Evidence(evidence.logits.float(), None if features is None else features.float(), evidence.upright)
-
-
-def _joined(parts: list[Orbits], shown: list[Tensor]) -> Looks:
-    columns = ("coordinates", "poses", "aim", "upright", "exact")
-    evidence = concatenate([part.evidence for part in parts])
-    return Looks(
-        Orbits(evidence, *(torch.cat([getattr(part, name) for part in parts]) for name in columns)), torch.cat(shown)
-    )

@@ -18,7 +18,7 @@ from torch import Tensor
 from headtilt.evidence import Evidence, concatenate
 from headtilt.groups import Group, invert, quarter_turns, rotation, scale, translate_x, translate_y
 from headtilt.predictor import Predictor
-from headtilt.search.joint import elements, lattice, matrices, spread
+from headtilt.search.joint import elements, every_element, lattice, matrices, spread
 from headtilt.warp import Interpolation, Padding, around, centre_crop, warp
 
 NEARLY_ANGLE, NEARLY_SCALE, NEARLY_PIXELS = math.radians(3), 0.03, 0.5  # what a classifier should not mind
@@ -121,9 +121,8 @@ class Sampler:
 
     def coordinates(self, generator: np.random.Generator) -> Tensor:
         """Return the parameters (V + 1, L) of a lattice moved at random, after those of the identity."""
-        every = elements(self.levels)
-        if every is not None:
-            return lattice(self.levels, every).roll(-(every // 2), 0).float()
+        if elements(self.levels) is not None:
+            return every_element(self.levels).float()
         shift = torch.from_numpy(generator.random(len(self.levels)))
         around = lattice(self.levels, self.views, shift).float()
         return torch.cat([torch.zeros_like(around[:1]), around])

@@ -24,6 +24,7 @@ from headtilt.fit import Fitter, Ticker
 from headtilt.fit_input import Seeds, split
 from headtilt.gate import Gate, Promise
 from headtilt.head import HeadRecipe, OrbitHead
+from headtilt.looks import Looks
 from headtilt.predictor import Predictor
 from headtilt.sampler import Orbits
 from headtilt.search.joint import Joint
@@ -398,7 +399,7 @@ def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):
     for truth in (1, 2):
         upright = Evidence(5.0 * torch.eye(3)[truth][None])
         judged = fitting.Fitting(how, tiny_images(1), [], Seeds(0))._judged(
-            fitting.Looks(orbits, torch.tensor([0])), None, upright, upright.logits.softmax(1)
+            Looks(orbits, torch.tensor([0])), None, upright, upright.logits.softmax(1)
         )
         assert judged.right.tolist() == [truth == (1 if readout == "incumbent" else 2)]
         assert judged.bare_right.tolist() == [False]

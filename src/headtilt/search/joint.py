@@ -125,6 +125,11 @@ def elements(levels: Sequence[Group]) -> int | None:
     return math.prod(len(group.grid(1)) for group in levels)
 
 
+def every_element(levels: Sequence[Group]) -> Tensor:
+    """Return the parameters (E, L) of all poses of finite groups, the identity's first."""
+    return torch.cartesian_prod(*(group.grid(1).double() for group in levels)).reshape(-1, len(levels))
+
+
 def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) -> Tensor:
     """Return `count` points (count, L) that cover the product of the groups evenly; index count // 2 is the identity.
 
@@ -137,8 +142,7 @@ def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) ->
         shift: (L,) in [0, 1): moves the lattice along each coordinate, for random lattices in fitting.
     """
     if count == elements(levels):
-        every = torch.cartesian_prod(*(group.grid(1).double() for group in levels)).reshape(count, len(levels))
-        return every.roll(count // 2, 0)
+        return every_element(levels).roll(count // 2, 0)
     fine = next((place for place, group in enumerate(levels) if group.periodic), 0)
     others = len(levels) - 1
     golden = 2.0
