@@ -73,8 +73,8 @@ class HeadRecipe:
 
 
 def thorough() -> HeadRecipe:
-    """Return a recipe for those who have many images, and a GPU or time: four times the looks, and a wider head."""
-    return HeadRecipe(hidden=512, looks=12, views=22, epochs=12, batch=256)
+    """Return a recipe for those who have many images, and a GPU or time: eight times the looks, and a wider head."""
+    return HeadRecipe(hidden=512, looks=24, views=22, epochs=12, batch=256)
 
 
 class OrbitHead(InSingle):

@@ -171,7 +171,7 @@ def fit(
     thorough: Annotated[
         bool,
         typer.Option(
-            "--thorough", help="A wider head and four times the looks at every image: for many images, on a GPU."
+            "--thorough", help="A wider head and eight times the looks at every image: for many images, on a GPU."
         ),
     ] = False,
     looks: Annotated[int | None, typer.Option(min=1, help="Tilts under which a head sees every image.")] = None,

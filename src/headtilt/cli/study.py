@@ -80,7 +80,7 @@ def evaluate(
         str, typer.Option(help="A tilt for each image, one per run, or from a grid: each, run, grid.")
     ] = "each",
     fit_images: Annotated[int, typer.Option(min=8, help="Most unlabelled upright images to fit on.")] = 6000,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Fit wider heads, with four times the looks.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Fit wider heads, with eight times the looks.")] = False,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
     mc_passes: Annotated[int, typer.Option(min=1, help="Dropout passes of the paper's methods (the paper: 50).")] = 10,
     promise: Annotated[float, typer.Option(min=0, help="Points of upright accuracy that a gate may cost.")] = 0.5,
