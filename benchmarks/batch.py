@@ -33,9 +33,9 @@ def images(count: int) -> tuple[str, list[bytes]]:
     """Return the name of the data and tilted digits as PNG files."""
     from PIL import Image
 
-    from headtilt.data import load
-    from headtilt.data.perturb import draw, perturb_dataset
     from headtilt.errors import DataError
+    from headtilt.paper.data import load
+    from headtilt.paper.data.perturb import draw, perturb_dataset
 
     try:
         name, data = "mnist", load("mnist", "test", limit=count)
@@ -107,8 +107,8 @@ def compared(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> dic
 
 def rates(files: list[bytes], model: str) -> dict[str, float]:
     """Return images per second of decoding alone and of the search alone, on one thread."""
-    from headtilt.apps.batch import ready
-    from headtilt.apps.wrapped import Wrapped
+    from headtilt.apps.batch.job import ready
+    from headtilt.apps.loading import Wrapped
 
     torch.set_num_threads(1)
     robust, adapted = Wrapped(model, levels=LEVELS).load()
@@ -157,7 +157,7 @@ def measure(folder: Path, count: int, kills: int, shard_rows: int) -> dict[str, 
 
 
 def main() -> None:
-    from headtilt.experiments.report import metadata, write_json
+    from headtilt.paper.experiments.report import metadata, write_json
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=5000)

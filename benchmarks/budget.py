@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 
 import headtilt as ht
-from headtilt.calibrate import as_it_came
-from headtilt.data import load
-from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.experiments.report import metadata, write_json
-from headtilt.fit_input import HELD_OUT_IMAGES
-from headtilt.groups import Group
-from headtilt.head import HeadRecipe
-from headtilt.models import zoo
-from headtilt.models.train import accuracy
-from headtilt.predictor import Views
+from headtilt.calibration.balance import as_it_came
+from headtilt.calibration.fit_images import HELD_OUT_IMAGES
+from headtilt.calibration.head import HeadRecipe
+from headtilt.geometry.groups import Group
+from headtilt.model.predictor import Views
+from headtilt.paper import zoo
+from headtilt.paper.data import load
+from headtilt.paper.data.perturb import draw, perturb_dataset
+from headtilt.paper.experiments.report import metadata, write_json
+from headtilt.paper.train import accuracy
 from headtilt.search.joint import is_identity, log_weights, matrices
 
 GRID = (24, 3, 3)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 import headtilt as ht
-from headtilt.adapters import door
-from headtilt.adapters.images import find, prepare, read
-from headtilt.data import load
-from headtilt.experiments.report import metadata, write_json
-from headtilt.head import HeadRecipe
+from headtilt.calibration.head import HeadRecipe
+from headtilt.paper.data import load
+from headtilt.paper.experiments.report import metadata, write_json
+from headtilt.sources import registry as door
+from headtilt.sources.images import find, prepare, read
 
 
 def main() -> None:

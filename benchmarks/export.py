@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 import headtilt as ht
-from headtilt.adapters import Adapted, door
-from headtilt.adapters.images import find, prepare, read
-from headtilt.experiments.report import metadata, write_json
+from headtilt.paper.experiments.report import metadata, write_json
+from headtilt.sources import Adapted
+from headtilt.sources import registry as door
+from headtilt.sources.images import find, prepare, read
 
 BATCH = 4
 

@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from headtilt.adapters import Adapted, door, onnx
-from headtilt.adapters.images import square_of
-from headtilt.data.folder import list_images
-from headtilt.experiments.report import metadata, resolve_device, write_json
+from headtilt.paper.data.folder import list_images
+from headtilt.paper.experiments.report import metadata, resolve_device, write_json
+from headtilt.sources import Adapted, onnx
+from headtilt.sources import registry as door
+from headtilt.sources.images import square_of
 
 KEPT = 256
 

@@ -14,10 +14,10 @@ import torch
 
 
 def main() -> None:
-    from headtilt.adapters.images import find
-    from headtilt.apps.batch import ready
-    from headtilt.apps.wrapped import Wrapped
-    from headtilt.experiments.report import metadata, write_json
+    from headtilt.apps.batch.job import ready
+    from headtilt.apps.loading import Wrapped
+    from headtilt.paper.experiments.report import metadata, write_json
+    from headtilt.sources.images import find
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)

@@ -28,12 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headtilt as ht
-from headtilt.baselines.reference import ReferenceITS
-from headtilt.data import load as load_data
-from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.models import zoo
-from headtilt.models.cnn import SmallCNN
-from headtilt.pace import channels_last
+from headtilt.model.chunking import channels_last
+from headtilt.paper import zoo
+from headtilt.paper.baselines.reference import ReferenceITS
+from headtilt.paper.data import load as load_data
+from headtilt.paper.data.perturb import draw, perturb_dataset
+from headtilt.sources.zoo.cnn import SmallCNN
 
 Run = Callable[[], object]
 FULL = [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25), ht.rotation(), ht.scale(0.25)]
@@ -143,7 +143,7 @@ def cases(device: str, quick: bool, notes: list[str]) -> list[Case]:
     if not folder.is_dir():
         notes.append("MobileNetV2 left out: HEADTILT_DATA names no folder with mobilenet_v2_imagenet in it.")
         return found
-    from headtilt.adapters import hf
+    from headtilt.sources import hf
 
     model = hf.load(str(folder), device=device).model
     if device == "cuda":

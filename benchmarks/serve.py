@@ -38,8 +38,8 @@ HOSTILE = {
 
 def bare(files: list[bytes], batch: int, seconds: float) -> float:
     """Return images per second of the search alone, on images that are decoded already."""
-    from headtilt.apps.batch import ready
-    from headtilt.apps.wrapped import Wrapped
+    from headtilt.apps.batch.job import ready
+    from headtilt.apps.loading import Wrapped
 
     torch.set_num_threads(1)
     robust, adapted = Wrapped(MODEL, levels=LEVELS).load()
@@ -187,7 +187,7 @@ def measure(folder: Path, seconds: int, clients: int, batch: int) -> dict[str, A
 
 
 def main() -> None:
-    from headtilt.experiments.report import metadata, write_json
+    from headtilt.paper.experiments.report import metadata, write_json
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60)

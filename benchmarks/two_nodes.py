@@ -87,10 +87,10 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def one(options: argparse.Namespace, kill: str, ray: Any, cluster: Any, second: Any) -> dict[str, Any]:
     """Return what happened in one run, to the folder named after what was killed."""
-    from headtilt.apps.batch import predict
-    from headtilt.apps.batch_plan import Job
-    from headtilt.apps.batch_ray import Cluster
-    from headtilt.apps.wrapped import Wrapped
+    from headtilt.apps.batch.job import predict
+    from headtilt.apps.batch.plan import Job
+    from headtilt.apps.batch.ray_engine import Cluster
+    from headtilt.apps.loading import Wrapped
 
     start, out = time.perf_counter(), options.out / kill
     told: dict[str, Any] = {"kill": kill, "nodes": sum(node["Alive"] for node in ray.nodes())}

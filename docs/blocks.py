@@ -62,7 +62,7 @@ def provenance(name: str, report: dict[str, Any]) -> str:
 
 def reproduce(name: str) -> str:
     """Return what an item of `headtilt reproduce` says: the paper's claims, our numbers, the verdict, the figures."""
-    paper = import_module(f"headtilt.experiments.reproduce.{name.replace('-', '_')}").PAPER
+    paper = import_module(f"headtilt.paper.experiments.reproduce.{name.replace('-', '_')}").PAPER
     report = stored(name)
     claims = "\n".join(f"- {claim[0].upper()}{claim[1:]}." for claim in paper.get("claims", ()))
     numbers = NUMBERS.get(name)

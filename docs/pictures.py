@@ -12,10 +12,10 @@ from torch import Tensor
 
 import headtilt as ht
 from headtilt import plot
-from headtilt.data import load
-from headtilt.data.perturb import draw, perturb_dataset
-from headtilt.head import HeadRecipe
-from headtilt.models import zoo
+from headtilt.calibration.head import HeadRecipe
+from headtilt.paper.data import load
+from headtilt.paper.data.perturb import draw, perturb_dataset
+from headtilt.sources import zoo
 
 IMAGES = Path(__file__).parent / "images"
 INK, FAINT, WRONG, RIGHT = "#1f2328", "#6b7280", "#d55e00", "#009e73"

@@ -179,10 +179,10 @@ def pictures(count: int = 4) -> Tensor:
 def searching() -> Iterator[Stage]:
     """Yield the stages in which nothing is written: three searches, and fitting."""
     import headtilt as ht
-    from headtilt import predictor
-    from headtilt.calibrate import Balance
-    from headtilt.gate import Gate
-    from headtilt.head import HeadRecipe
+    from headtilt.calibration.balance import Balance
+    from headtilt.calibration.gate import Gate
+    from headtilt.calibration.head import HeadRecipe
+    from headtilt.model import predictor
 
     for search in ("tree", "joint", "anneal"):
         model, gate, balance = network(), Gate(0.1), Balance(torch.tensor([0.1, 0.0, -0.1]))
@@ -210,8 +210,8 @@ def searching() -> Iterator[Stage]:
             fresh[0].fit(pictures(60), recipe=recipe)
         return [digest(value) for value in fresh[0].calibrator.state_dict().values()]
 
-    from headtilt import fit as fitting
-    from headtilt import head, sampler
+    from headtilt.calibration import fitter as fitting
+    from headtilt.calibration import head, sampler
 
     inside = ((fitting, name) for name in ("fit_balance", "fit_head", "choose_padding", "margin_for", "exit_for"))
     yield Stage(
@@ -229,11 +229,11 @@ def writing(folder: Path) -> Iterator[Stage]:
     from PIL import Image
 
     import headtilt as ht
-    from headtilt.adapters import Adapted
-    from headtilt.apps import canonical
-    from headtilt.calibrate import Balance
-    from headtilt.experiments.reproduce.study import Store
-    from headtilt.models.train import Recipe, train
+    from headtilt.apps import canonicalise as canonical
+    from headtilt.calibration.balance import Balance
+    from headtilt.paper.experiments.reproduce.study import Store
+    from headtilt.paper.train import Recipe, train
+    from headtilt.sources import Adapted
 
     disk = ((os, "replace"), (safetensors.torch, "save_file"), (Path, "write_text"), (Path, "mkdir"))
     model = network()
@@ -296,7 +296,7 @@ def writing(folder: Path) -> Iterator[Stage]:
     def training() -> Any:
         trained.load_state_dict(start)
         labels = torch.arange(40) % 3
-        recipe = Recipe("small", 3, batch=20)
+        recipe = Recipe(3, batch=20)
         train(trained, pictures(40), labels, recipe, checkpoint=checkpoint)
         return [digest(value) for value in trained.state_dict().values()]
 
@@ -330,10 +330,10 @@ def batches(folder: Path) -> Iterator[Stage]:
     import pyarrow.parquet
     from PIL import Image
 
-    from headtilt.apps.batch import predict
-    from headtilt.apps.batch_plan import Job
-    from headtilt.apps.wrapped import Wrapped
-    from headtilt.wrapper import ITS
+    from headtilt.apps.batch.job import predict
+    from headtilt.apps.batch.plan import Job
+    from headtilt.apps.loading import Wrapped
+    from headtilt.its import ITS
 
     source, out = folder / "source", folder / "rows"
     source.mkdir(parents=True)

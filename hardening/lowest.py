@@ -20,7 +20,16 @@ from hardening.record import RESULTS, ROOT, record
 
 EXTRAS = ("cli", "plot", "data", "batch", "serve", "onnx")
 TESTERS = ("hypothesis", "httpx", "pytest")
-TESTS = ("tests/core", "tests/fit", "tests/data", "tests/cli")
+TESTS = (
+    "tests/geometry",
+    "tests/model",
+    "tests/search",
+    "tests/calibration",
+    "tests/io",
+    "tests/its",
+    "tests/paper/data",
+    "tests/cli",
+)
 
 
 def declared() -> dict[str, str]:

@@ -27,29 +27,26 @@ from typing import Any
 from hardening.record import ROOT, record
 
 FILES = (
-    "groups.py",
-    "warp.py",
-    "confidence.py",
-    "calibrate.py",
-    "taps.py",
-    "sampler.py",
-    "head.py",
-    "gate.py",
-    "padding.py",
-    "distances.py",
+    "geometry/groups.py",
+    "geometry/warp.py",
+    "model/taps.py",
+    "search/confidence.py",
     "search/tree.py",
     "search/joint.py",
     "search/anneal.py",
+    "calibration/balance.py",
+    "calibration/sampler.py",
+    "calibration/head.py",
+    "calibration/gate.py",
+    "calibration/padding.py",
+    "calibration/distances.py",
 )
 TESTS = (
-    *(f"tests/core/test_{name}.py" for name in ("groups", "matrices", "warp", "confidence", "planted")),
-    *(f"tests/core/test_{name}.py" for name in ("tree", "acceptance", "ranking", "result")),
-    *(f"tests/core/test_{name}.py" for name in ("bad_input", "bad_options", "bad_models")),
-    *(f"tests/core/test_{name}.py" for name in ("traps", "wrapper", "beyond_labels", "taps", "padding", "evidence")),
-    *(
-        f"tests/fit/test_{name}.py"
-        for name in ("calibrate", "sampler", "head", "gate", "poses", "distances", "joint", "fit", "fit_input")
-    ),
+    "tests/geometry",
+    "tests/search",
+    "tests/calibration",
+    "tests/its",
+    *(f"tests/model/test_{name}.py" for name in ("bad_models", "taps", "evidence")),
     "tests/hardening/test_mutants.py",
 )
 PATIENCE = 180  # seconds for one mutant; the tests that reach it take at most some thirty

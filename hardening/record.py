@@ -13,7 +13,7 @@ RESULTS = ROOT / "results"
 
 def record(name: str, figures: dict[str, Any]) -> Path:
     """Write the figures to results/hardening-NAME.json with command, versions, hardware and date, and return where."""
-    from headtilt.experiments.report import metadata, write_json
+    from headtilt.paper.experiments.report import metadata, write_json
 
     program = Path(sys.argv[0])
     command = ["python", "-m", f"hardening.{program.stem}", *sys.argv[1:]]

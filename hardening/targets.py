@@ -67,7 +67,7 @@ def only_ours() -> Any:
 
 def idx(data: bytes) -> None:
     """An images' file and a labels' file."""
-    from headtilt.data import idx as reader
+    from headtilt.paper.data import idx as reader
 
     images, labels = parts(data, 2)
     with only_ours():
@@ -78,7 +78,7 @@ def idx(data: bytes) -> None:
 
 def gtsrb(data: bytes) -> None:
     """A table, an image and labels.npz, in all three layouts."""
-    from headtilt.data import gtsrb as reader
+    from headtilt.paper.data import gtsrb as reader
 
     table, image, arrays = parts(data, 3)
     put("train/00000/GT-00000.csv", table)
@@ -94,8 +94,8 @@ def gtsrb(data: bytes) -> None:
 
 def images(data: bytes) -> None:
     """A file that calls itself an image."""
-    from headtilt.adapters.images import read, square_of
-    from headtilt.data.decode import decode
+    from headtilt.sources.decode import decode
+    from headtilt.sources.images import read, square_of
 
     with only_ours():
         found = read(data, most_pixels=MOST_PIXELS)
@@ -114,7 +114,7 @@ def images(data: bytes) -> None:
 
 def bundle(data: bytes) -> None:
     """The two files of a bundle; the digest is set right where it can be, so that what lies behind it is reached."""
-    from headtilt.wrapper import ITS
+    from headtilt.its import ITS
 
     config, tensors = parts(data, 2)
     with contextlib.suppress(ValueError, RecursionError):
@@ -138,9 +138,9 @@ def weights(data: bytes) -> None:
     """Safetensors: weights of the zoo, and a checkpoint of a training run."""
     import torch
 
-    from headtilt.models import zoo
-    from headtilt.models.train import _resume
-    from headtilt.weights import load_tensors
+    from headtilt.io.weights import load_tensors
+    from headtilt.paper import zoo
+    from headtilt.paper.train import _resume
 
     path = put("some.safetensors", data)
     with only_ours():
@@ -156,7 +156,7 @@ def weights(data: bytes) -> None:
 
 def sidecar(data: bytes) -> None:
     """The JSON beside an ONNX file, and the words inside of it."""
-    from headtilt.adapters import sidecar as reader
+    from headtilt.sources import sidecar as reader
 
     beside, metadata = parts(data, 2)
     path = put("net.json", beside).with_suffix(".onnx")
@@ -209,8 +209,8 @@ def digits() -> Any:
     """Return a quick search around the packaged digits network, and that network."""
     from dataclasses import replace
 
-    from headtilt.adapters import door
-    from headtilt.wrapper import ITS
+    from headtilt.its import ITS
+    from headtilt.sources import registry as door
 
     adapted = replace(door.load("zoo:digits:0"), size=28, resize=28)
     return ITS(adapted.model, samples=5), adapted
@@ -236,8 +236,8 @@ def _bare() -> Any:
 @cache
 def service() -> Callable[[str, str, bytes, list[tuple[bytes, bytes]], bytes], tuple[int, bytes]]:
     """Return what asks the service in this very process."""
-    from headtilt.apps.serve import make_app
-    from headtilt.apps.serve_limits import Limits
+    from headtilt.apps.serve.limits import Limits
+    from headtilt.apps.serve.server import make_app
 
     app = make_app(*digits(), Limits(bytes=200_000, pixels=MOST_PIXELS, wait_ms=1))
     loop = asyncio.new_event_loop()
@@ -297,11 +297,13 @@ def shell() -> Callable[[list[str]], Any]:
     from PIL import Image
     from typer.testing import CliRunner
 
-    from headtilt.apps import fitting, playground, serve
+    from headtilt.apps import fitting
+    from headtilt.apps.playground import app as playground
+    from headtilt.apps.serve import server as serve
     from headtilt.cli import app
-    from headtilt.experiments import demo, evaluate, training
-    from headtilt.experiments.reproduce import study
-    from headtilt.models import zoo
+    from headtilt.paper import zoo
+    from headtilt.paper.experiments import demo, evaluate, training
+    from headtilt.paper.experiments.reproduce import study
 
     def instead(*_: Any, **__: Any) -> Any:
         raise DataError("this would take long, and is stood in for here.")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.toys import TinyNet, tiny_images
 
 settings.register_profile(
     "ci",
@@ -17,3 +20,15 @@ settings.register_profile(
 settings.load_profile("ci")
 # The tensors here are tiny: more threads cost more than they give.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def net() -> TinyNet:
+    """A small network with dropout and weights written down, not drawn."""
+    return TinyNet().eval()
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    """Five different smooth images (5, 1, 12, 12)."""
+    return tiny_images(5)

@@ -3,8 +3,7 @@
 import logging
 
 from headtilt.errors import DataError, HeadtiltError, MissingExtraError, ModelError, OptionError, ShapeError
-from headtilt.evidence import Evidence
-from headtilt.groups import (
+from headtilt.geometry.groups import (
     compose,
     decompose,
     quarter_turns,
@@ -18,11 +17,12 @@ from headtilt.groups import (
     translate_x,
     translate_y,
 )
+from headtilt.geometry.warp import warp
+from headtilt.its import ITS
+from headtilt.model.evidence import Evidence
 from headtilt.presets import accurate, documents, fast, paper3, paper5
-from headtilt.pretrained import from_pretrained
 from headtilt.result import SearchResult
-from headtilt.warp import warp
-from headtilt.wrapper import ITS
+from headtilt.sources.pretrained import from_pretrained
 
 # Quiet unless asked: logging.getLogger("headtilt").setLevel("DEBUG") and a handler of one's own show what it does.
 logging.getLogger("headtilt").addHandler(logging.NullHandler())

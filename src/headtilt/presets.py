@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headtilt.groups import Group, quarter_turns, rotation, scale, shear_x
+from headtilt.geometry.groups import Group, quarter_turns, rotation, scale, shear_x
 
 
 def affine_levels() -> list[Group]:

@@ -10,13 +10,13 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from headtilt import back
 from headtilt.errors import OptionError, at_least, is_number
-from headtilt.evidence import Evidence
-from headtilt.evidence import concatenate as join_evidence
-from headtilt.groups import Group, decompose, invert
-from headtilt.outputs import two_classes
-from headtilt.warp import Interpolation, Padding, warp
+from headtilt.geometry import inverse as back
+from headtilt.geometry.groups import Group, decompose, invert
+from headtilt.geometry.warp import Interpolation, Padding, warp
+from headtilt.model.evidence import Evidence
+from headtilt.model.evidence import concatenate as join_evidence
+from headtilt.model.outputs import two_classes
 
 NEAR = 0.5
 SHARED = {"group", "parameters"}  # fields of a trace that all images have in common

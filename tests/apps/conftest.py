@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from headtilt.data.digits import read
-from headtilt.groups import rotation
-from headtilt.warp import warp
+from headtilt.geometry.groups import rotation
+from headtilt.geometry.warp import warp
+from headtilt.paper.data.digits import read
 
 COUNT = 120
 

@@ -14,16 +14,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from headtilt.adapters.door import load
-from headtilt.apps import batch as batches
-from headtilt.apps.batch import decoding, predict
-from headtilt.apps.batch_plan import FOLDER, Job, alone, whole
-from headtilt.apps.sources import Input, listed
-from headtilt.apps.wrapped import Wrapped, bundle_fingerprint, model_fingerprint, parse_levels
+from headtilt.apps.batch import job as batches
+from headtilt.apps.batch.inputs import Input, listed
+from headtilt.apps.batch.job import decoding, predict
+from headtilt.apps.batch.plan import FOLDER, Job, alone, whole
+from headtilt.apps.loading import Wrapped, bundle_fingerprint, model_fingerprint, parse_levels
 from headtilt.cli import app
 from headtilt.errors import DataError, OptionError
+from headtilt.its import ITS
 from headtilt.presets import fast
-from headtilt.wrapper import ITS
+from headtilt.sources.registry import load
 
 pytest.importorskip("pyarrow")
 MODEL = "zoo:digits"
@@ -218,9 +218,9 @@ KILLED = """
     import os, random, signal, sys, time
     from pathlib import Path
     import torch
-    from headtilt.apps.batch import predict
-    from headtilt.apps.batch_plan import Job
-    from headtilt.apps.wrapped import Wrapped
+    from headtilt.apps.batch.job import predict
+    from headtilt.apps.batch.plan import Job
+    from headtilt.apps.loading import Wrapped
 
     torch.set_num_threads(1)
     source, folder = sys.argv[1], Path(sys.argv[2])

@@ -16,20 +16,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from headtilt.adapters import Adapted
-from headtilt.adapters.door import load as load_model
-from headtilt.apps.playground_methods import PACKAGED, Example, digits_stage, own_stage, walking
+from headtilt.apps.playground.methods import PACKAGED, Example, digits_stage, own_stage, walking
 from headtilt.cli import app
-from headtilt.data import load as load_data
-from headtilt.data.perturb import draw, perturb_dataset
 from headtilt.errors import OptionError
-from headtilt.wrapper import ITS
+from headtilt.its import ITS
+from headtilt.paper.data import load as load_data
+from headtilt.paper.data.perturb import draw, perturb_dataset
+from headtilt.sources import Adapted
+from headtilt.sources.registry import load as load_model
 
 pytest.importorskip("matplotlib", reason="the extra playground is not installed")
 Image = pytest.importorskip("PIL.Image")
 
-from headtilt.apps.playground import FIRST, Play, at_random  # noqa: E402
-from headtilt.apps.playground_html import alert, cards_html, cards_of  # noqa: E402
+from headtilt.apps.playground.app import FIRST, Play, at_random  # noqa: E402
+from headtilt.apps.playground.page import alert, cards_html, cards_of  # noqa: E402
 
 UPRIGHT = (0, 1, 0)
 
@@ -123,7 +123,7 @@ def test_random_tilts_stay_within_the_sliders():
 
 def test_a_model_of_ones_own_brings_its_examples_and_its_bundle(tmp_path, monkeypatch):
     (tmp_path / "greynet.py").write_text(
-        "import torch\nfrom headtilt.adapters import Adapted\n"
+        "import torch\nfrom headtilt.sources import Adapted\n"
         "class Grey(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.weight = torch.nn.Parameter(torch.ones(1))\n"
         "    def forward(self, x):\n        light = x.mean((1, 2, 3))\n"

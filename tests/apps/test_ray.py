@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headtilt.apps.batch import predict
-from headtilt.apps.batch_plan import Job
-from headtilt.apps.batch_ray import Cluster, _plain
-from headtilt.apps.wrapped import Wrapped
+from headtilt.apps.batch.job import predict
+from headtilt.apps.batch.plan import Job
+from headtilt.apps.batch.ray_engine import Cluster, _plain
+from headtilt.apps.loading import Wrapped
 from headtilt.errors import DataError, ModelError
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "two_nodes.py"

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headtilt.adapters import Adapted
 from headtilt.errors import ModelError, OptionError
-from headtilt.groups import rotation
-from headtilt.wrapper import ITS
+from headtilt.geometry.groups import rotation
+from headtilt.its import ITS
+from headtilt.sources import Adapted
 
 fastapi = pytest.importorskip("fastapi", reason="the extra serve is not installed")
 pytest.importorskip("batched", reason="the extra serve is not installed")
@@ -31,8 +31,8 @@ Image = pytest.importorskip("PIL.Image")
 
 from fastapi.testclient import TestClient  # noqa: E402
 
-from headtilt.apps.serve import make_app  # noqa: E402
-from headtilt.apps.serve_limits import Limits  # noqa: E402
+from headtilt.apps.serve.limits import Limits  # noqa: E402
+from headtilt.apps.serve.server import make_app  # noqa: E402
 
 PNG = {"Content-Type": "image/png"}
 

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from headtilt.apps.sources import BROKEN, Input, listed, payloads
+from headtilt.apps.batch.inputs import BROKEN, Input, listed, payloads
 from headtilt.errors import DataError, OptionError
 
 arrow = pytest.importorskip("pyarrow")

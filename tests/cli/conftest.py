@@ -21,7 +21,7 @@ OWN = '''
 import torch
 from torch import nn
 
-from headtilt.adapters import Adapted
+from headtilt.sources import Adapted
 
 
 class Colours(nn.Module):

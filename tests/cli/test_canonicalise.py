@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from headtilt.adapters import Adapted
-from headtilt.adapters.images import read, survey
-from headtilt.apps.canonical import quarter_turns, targets, undone, write_upright
+from headtilt.apps.canonicalise import quarter_turns, targets, undone, write_upright
 from headtilt.errors import DataError
-from headtilt.groups import compose, rotation, scale, shear_x, translate_x
+from headtilt.geometry.groups import compose, rotation, scale, shear_x, translate_x
+from headtilt.sources import Adapted
+from headtilt.sources.images import read, survey
 
 Image = pytest.importorskip("PIL.Image", reason="needs the extra headtilt[data]")
 SQUARE = Adapted(torch.nn.Identity(), None, 224, 256, "reflection", "net")
@@ -23,7 +23,7 @@ SQUARE = Adapted(torch.nn.Identity(), None, 224, 256, "reflection", "net")
 # Sure where the brightest quarter is on top: a picture with a white bar there is upright.
 TOPSIDE = """
 import torch
-from headtilt.adapters import Adapted
+from headtilt.sources import Adapted
 
 
 class Topside(torch.nn.Module):
@@ -72,8 +72,8 @@ def test_other_tilts_are_undone_about_the_middle_at_full_size(size):
 
 def test_the_whole_image_moves_as_the_square_did():
     """What the model saw turned upright is the middle of the copy."""
-    from headtilt.adapters.images import prepare
-    from headtilt.warp import warp
+    from headtilt.geometry.warp import warp
+    from headtilt.sources.images import prepare
 
     picture = smooth(480, 360)
     pose = compose(translate_x(0.25).matrix(torch.tensor(0.1, dtype=torch.float64)), turn(-50))

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import headtilt
-from headtilt.data import load
-from headtilt.models import zoo
-from headtilt.models.train import RECIPES, Recipe, accuracy
-from headtilt.weights import load_tensors
+from headtilt.io.weights import load_tensors
+from headtilt.paper import zoo
+from headtilt.paper.data import load
+from headtilt.paper.train import RECIPES, Recipe, accuracy
 
 
 def test_help_names_the_commands_and_shows_examples(call):
@@ -52,7 +52,7 @@ def test_ctrl_c_ends_with_130(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headtilt.experiments.report.devices", interrupted)
+    monkeypatch.setattr("headtilt.paper.experiments.report.devices", interrupted)
     assert call("doctor").exit_code == 130
 
 
@@ -142,7 +142,7 @@ def test_train_says_where_weights_are_that_it_need_not_train(call):
 
 
 def test_train_says_that_packaged_weights_come_first(call, monkeypatch, tmp_path):
-    monkeypatch.setitem(RECIPES, "digits", Recipe("small", 1))
+    monkeypatch.setitem(RECIPES, "digits", Recipe(1))
     result = call("train", "digits", "--force", "--device", "cpu")
     assert result.exit_code == 0, result.output
     assert "goes on using the packaged weights" in result.stdout
@@ -174,7 +174,9 @@ def test_doctor_says_what_is_there_and_what_is_not(call, tmp_path, monkeypatch):
 
 
 def test_doctor_says_how_to_install_what_is_missing(call, monkeypatch):
-    monkeypatch.setattr("headtilt.experiments.report.version", lambda package: None if package == "pooch" else "9.9")
+    monkeypatch.setattr(
+        "headtilt.paper.experiments.report.version", lambda package: None if package == "pooch" else "9.9"
+    )
     monkeypatch.setenv("COLUMNS", "300")
     assert "pooch missing" in (said := call("doctor").stdout)
     assert "pip install 'headtilt[data]'" in said

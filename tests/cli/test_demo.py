@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from headtilt.experiments.demo import Row, Size, summary
-from headtilt.experiments.demo_text import BARE, OURS, verdict
+from headtilt.paper.experiments.demo import Row, Size, summary
+from headtilt.paper.experiments.demo_text import BARE, OURS, verdict
 
 for needed in ("matplotlib", "sklearn", "safetensors"):
     pytest.importorskip(needed)

@@ -17,13 +17,13 @@ import torch
 from rich.console import Console
 
 import headtilt.apps.rows
-from headtilt.adapters import Adapted
-from headtilt.adapters.images import read, square_of
 from headtilt.apps.fitting import larger_square, verdict
 from headtilt.apps.fitting import read as read_files
+from headtilt.calibration.head import thorough
 from headtilt.cli import app, everyday
 from headtilt.cli.everyday import _print_verdict
-from headtilt.head import thorough
+from headtilt.sources import Adapted
+from headtilt.sources.images import read, square_of
 
 Image = pytest.importorskip("PIL.Image", reason="needs the extra headtilt[data]")
 KEYS = ["path", "label", "score", "rotation_deg", "scale", "shear", "gated", "views", "error"]
@@ -35,7 +35,7 @@ DIGITS = ("--model", "zoo:digits:0")
 def digits(tmp_path):
     """Return a folder of upright digits and one of the same ones lying on their side, as files."""
     pytest.importorskip("sklearn", reason="needs the extra headtilt[data]")
-    from headtilt.data import load
+    from headtilt.paper.data import load
 
     for number, (pixels, label) in enumerate(zip(*_digits(load), strict=True)):
         picture = Image.fromarray((pixels * 255).byte().numpy())
@@ -241,7 +241,7 @@ def test_fit_passes_over_broken_files_and_reads_photographs_larger_than_the_crop
         seen.update(shape=tuple(images.shape), **options)
         return self
 
-    monkeypatch.setattr(headtilt.wrapper.ITS, "fit", fit)
+    monkeypatch.setattr(headtilt.its.ITS, "fit", fit)
     result = call(
         "fit",
         "images",
@@ -293,13 +293,13 @@ def test_files_are_read_in_their_order_into_one_tensor_and_broken_ones_leave_no_
 
 def test_fit_says_what_it_will_cost_before_it_starts_and_what_it_is_worth_at_its_end(call, digits, monkeypatch):
     stages = []
-    real = headtilt.wrapper.ITS.fit
+    real = headtilt.its.ITS.fit
 
     def fit(self, images, **options):
         stages.append(self.predictor.chunks.copy())
         return real(self, images, **options)
 
-    monkeypatch.setattr(headtilt.wrapper.ITS, "fit", fit)
+    monkeypatch.setattr(headtilt.its.ITS, "fit", fit)
     result = call("fit", "upright", *DIGITS, "--out", "b", "--preset", "fast", "--hidden", "16", "--looks", "1")
     assert result.exit_code == 0, result.output
     said = result.stdout.splitlines()
@@ -364,7 +364,7 @@ def test_ctrl_c_leaves_no_half_written_bundle(call, digits, monkeypatch, stage, 
 
     monkeypatch.setattr(everyday, "progress", impatient)
     if stage == "save":
-        monkeypatch.setattr(headtilt.bundle, "save_tensors", torn)
+        monkeypatch.setattr(headtilt.io.bundle, "save_tensors", torn)
     result = call(*words)
     assert result.exit_code == 130, result.output
     assert contents("b") == before
@@ -422,7 +422,7 @@ def test_commands_complete_and_help_shows_examples(call, monkeypatch):
 def test_a_black_box_with_nothing_but_logits_is_classified_fitted_and_explained(call, digits, tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "boxed.py").write_text(
-        "from headtilt.models import zoo\n"
+        "from headtilt.sources import zoo\n"
         "class Box:\n"
         "    input_size, channels = 28, 1\n"
         "    def __init__(self): self.net = zoo.load('digits:0')\n"

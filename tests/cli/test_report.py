@@ -11,7 +11,7 @@ import torch
 from rich import console as rich_console
 
 from headtilt.errors import OptionError
-from headtilt.experiments import report
+from headtilt.paper.experiments import report
 
 
 def test_numbers_are_the_same_when_read_back():

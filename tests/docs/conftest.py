@@ -19,7 +19,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small Hugging Face checkpoint, upright pictures and a photograph."""
     image = pytest.importorskip("PIL.Image", reason="needs the extra headtilt[data]")
     transformers = pytest.importorskip("transformers", reason="needs the extra headtilt[hf]")
-    from headtilt.data import load
+    from headtilt.paper.data import load
 
     folder = tmp_path_factory.mktemp("workshop")
     config = transformers.ResNetConfig(

@@ -16,9 +16,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-import headtilt.wrapper
+import headtilt.its
+from headtilt.calibration.head import HeadRecipe
 from headtilt.cli import app
-from headtilt.head import HeadRecipe
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(
@@ -86,7 +86,7 @@ def run_command(line: str, run: bool) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return what makes heads small, for pages that are not about how good they are."""
     recipe = partial(HeadRecipe, hidden=16, looks=1, epochs=1, batch=16)
-    return lambda: monkeypatch.setattr(headtilt.wrapper, "HeadRecipe", recipe)
+    return lambda: monkeypatch.setattr(headtilt.its, "HeadRecipe", recipe)
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=name)
@@ -115,8 +115,8 @@ def test_the_blocks_of_a_page_run_one_after_the_other(path, workshop, small, tmp
 
 
 def own_model_and_images() -> dict[str, Any]:
-    from headtilt.data import load
-    from headtilt.models import zoo
+    from headtilt.paper.data import load
+    from headtilt.sources import zoo
 
     upright = load("digits", "fit", limit=60).floats()
     return {"model": zoo.load("digits"), "images": upright[:4], "upright_images": upright}
@@ -125,8 +125,8 @@ def own_model_and_images() -> dict[str, Any]:
 def reached_what_it_promises(space: dict[str, Any], folder: Path) -> None:
     """Assert that the reader ends with a fitted Hugging Face model that is right where the bare one is wrong."""
     import headtilt as ht
-    from headtilt.data import load
-    from headtilt.data.perturb import draw, perturb_dataset
+    from headtilt.paper.data import load
+    from headtilt.paper.data.perturb import draw, perturb_dataset
 
     assert {"search.png", "second.png", "fitted", "turned-back"} <= {path.name for path in folder.iterdir()}
     digits = load("digits", "test", limit=200)

@@ -12,8 +12,8 @@ import pytest
 from verdicts import verdict_on
 
 import headtilt
-from headtilt.experiments.methods import METHODS
-from headtilt.experiments.reproduce import ITEMS, item
+from headtilt.paper.experiments.methods import METHODS
+from headtilt.paper.experiments.reproduce import ITEMS, item
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -13,17 +13,17 @@ import torch
 from torch import nn
 
 import headtilt as ht
-from headtilt import bundle
-from headtilt.adapters import sidecar
-from headtilt.calibrate import Balance
-from headtilt.data import gtsrb
-from headtilt.data.decode import decode
+from headtilt.calibration.balance import Balance
+from headtilt.calibration.head import HeadRecipe
 from headtilt.errors import is_number
-from headtilt.evidence import Evidence
-from headtilt.head import HeadRecipe
-from headtilt.models import zoo
-from headtilt.models.train import Recipe, train
-from headtilt.wrapper import ITS
+from headtilt.io import bundle
+from headtilt.its import ITS
+from headtilt.model.evidence import Evidence
+from headtilt.paper import zoo
+from headtilt.paper.data import gtsrb
+from headtilt.paper.train import Recipe, train
+from headtilt.sources import sidecar
+from headtilt.sources.decode import decode
 
 HUGE = 10**400
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_is_none_is_a_data_error(tmp_path, metadata):
     model, path = network(), tmp_path / "checkpoint.safetensors"
     torch_files.save_file({f"model.{name}": value for name, value in model.state_dict().items()}, path, metadata)
     with pytest.raises(ht.DataError, match="is no checkpoint of a training run"):
-        train(model, torch.rand(4, 1, 8, 8), torch.zeros(4).long(), Recipe("small", 1), checkpoint=path)
+        train(model, torch.rand(4, 1, 8, 8), torch.zeros(4).long(), Recipe(1), checkpoint=path)
 
 
 def test_weights_of_another_network_in_the_cache_are_a_data_error(tmp_path, monkeypatch):
@@ -195,7 +195,7 @@ def test_a_seed_that_numpy_does_not_take_is_refused_by_the_command_line(words):
 
 def test_postscript_is_refused_before_any_other_program_runs_it(tmp_path, monkeypatch):
     plugin = pytest.importorskip("PIL.EpsImagePlugin")
-    from headtilt.adapters.images import read
+    from headtilt.sources.images import read
 
     monkeypatch.setattr(plugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript ran"))
     content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
@@ -208,7 +208,7 @@ def test_postscript_is_refused_before_any_other_program_runs_it(tmp_path, monkey
 
 
 def test_an_exported_program_that_is_no_archive_is_one_sentence(tmp_path, caplog, capfd):
-    from headtilt.adapters import pt2
+    from headtilt.sources import pt2
 
     (tmp_path / "a.pt2").write_bytes(b"nonsense")
     with pytest.raises(ht.DataError, match="it is no archive"):

@@ -1,6 +1,6 @@
 import pytest
 
-from core.toys import ungated
+from tests.toys import ungated
 
 from .toys import LEVELS, network, pictures
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import headtilt as ht
-from core.toys import ungated
 from headtilt import plot
 from headtilt.plot import style
+from tests.toys import ungated
 
 from .toys import LEVELS, NAMES, check_nothing_is_cut_off, network, pictures, texts
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import headtilt as ht
-from core.toys import ungated
 from headtilt import plot
-from headtilt.evidence import Evidence
-from headtilt.gate import Gate
+from headtilt.calibration.gate import Gate
+from headtilt.model.evidence import Evidence
 from headtilt.plot.tree import shown, subsample
+from tests.toys import ungated
 
 from .toys import LEVELS, NAMES, check_nothing_is_cut_off, network, pictures, texts
 

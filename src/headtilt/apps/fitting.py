@@ -15,22 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headtilt.adapters import Adapted
-from headtilt.adapters.images import square_of
-from headtilt.adapters.sidecar import PHOTOGRAPHS
-from headtilt.data.dataset import sample_indices
+from headtilt.calibration.fit_images import FEWEST, split
+from headtilt.calibration.fitter import FEWEST_FOR_HEAD, Fitter
+from headtilt.calibration.gate import Promise
+from headtilt.calibration.head import HeadRecipe
 from headtilt.errors import DataError
-from headtilt.fit import FEWEST_FOR_HEAD, Fitter
-from headtilt.fit_input import FEWEST, split
-from headtilt.gate import Promise
-from headtilt.groups import rotation
-from headtilt.head import HeadRecipe
-from headtilt.predictor import Predictor
+from headtilt.geometry.groups import rotation
+from headtilt.geometry.warp import Padding, centre_crop
+from headtilt.model.predictor import Predictor
+from headtilt.paper.data.dataset import sample_indices
 from headtilt.progress import duration
-from headtilt.warp import Padding, centre_crop
+from headtilt.sources import Adapted
+from headtilt.sources.images import square_of
+from headtilt.sources.sidecar import PHOTOGRAPHS
 
 if TYPE_CHECKING:
-    from headtilt.pretrained import Pretrained
+    from headtilt.sources.pretrained import Pretrained
 
 TIMED_CHUNKS, TIMED_VIEWS = 2, 2048  # by which a view is timed, and no more views than that
 TIMED_POSES, TIMED_STEPS = 8, 3

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtilt.adapters import Adapted
-from headtilt.adapters.images import square_of
 from headtilt.errors import DataError, ModelError
-from headtilt.groups import decompose
+from headtilt.geometry.groups import decompose
+from headtilt.its import ITS
 from headtilt.result import SearchResult
-from headtilt.wrapper import ITS
+from headtilt.sources import Adapted
+from headtilt.sources.images import square_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from headtilt.cli.app import Data, app
 @app.command()
 def doctor(data: Data = None) -> None:
     """Say what is installed and found: packages, devices, data sets, trained networks."""
-    from headtilt.experiments import report
+    from headtilt.paper.experiments import report
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")

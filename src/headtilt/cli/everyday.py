@@ -19,8 +19,8 @@ from headtilt.cli.options import EXIT_CODES, Batch, Bundle, Files, Levels, Prese
 from headtilt.errors import DataError, OptionError, one_of
 
 if TYPE_CHECKING:
-    from headtilt.adapters.images import Survey
     from headtilt.apps.rows import Row
+    from headtilt.sources.images import Survey
 
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON list with one object per image.")]
 FIT_IMAGES = 1000
@@ -119,7 +119,7 @@ def canonicalise(
     """Write upright copies of images, at their own resolution; what is upright already is copied as it is."""
     from dataclasses import replace
 
-    from headtilt.apps.canonical import targets, write_upright
+    from headtilt.apps.canonicalise import targets, write_upright
     from headtilt.apps.rows import answers
 
     if out.exists() and not out.is_dir():
@@ -193,8 +193,8 @@ def fit(
     from dataclasses import replace
 
     from headtilt.apps.fitting import Fitting
-    from headtilt.head import HeadRecipe
-    from headtilt.head import thorough as patient
+    from headtilt.calibration.head import HeadRecipe
+    from headtilt.calibration.head import thorough as patient
 
     one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
     one_of("preset", preset, ("accurate", "fast"))
@@ -223,7 +223,7 @@ def fit(
 def _print_verdict(console: Console, report: dict[str, Any]) -> None:
     """Print what a fit is worth, what to do where it is worth little, and which padding it chose."""
     from headtilt.apps.fitting import verdict
-    from headtilt.verdict import hint
+    from headtilt.calibration.verdict import hint
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -238,7 +238,7 @@ def _print_verdict(console: Console, report: dict[str, Any]) -> None:
 
 
 def _survey(files: list[str]) -> Survey:
-    from headtilt.adapters.images import survey
+    from headtilt.sources.images import survey
 
     found = survey(files)
     if not found.paths:

@@ -10,8 +10,8 @@ import typer
 from headtilt.errors import OptionError
 
 if TYPE_CHECKING:
-    from headtilt.groups import Group
-    from headtilt.pretrained import Pretrained
+    from headtilt.geometry.groups import Group
+    from headtilt.sources.pretrained import Pretrained
 
 SCHEMES = ("hf:", "timm:", "torchvision:", "onnx:", "pt2:", "zoo:", "python:")
 PRESETS = ("fast", "accurate", "documents")
@@ -20,7 +20,7 @@ EXIT_CODES = "Exit codes: 0 all well, 1 some files failed, 2 nothing could be do
 
 def _schemes(incomplete: str) -> list[str]:
     """Complete the beginning of a model's name."""
-    from headtilt.models.zoo import SHAPES
+    from headtilt.sources.zoo import SHAPES
 
     known = [*SCHEMES[:-2], *(f"zoo:{name}" for name in SHAPES), SCHEMES[-1]]
     return [word for word in known if word.startswith(incomplete)]
@@ -73,7 +73,7 @@ Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per search.")
 
 def groups(names: str | None) -> list[Group] | None:
     """Return the groups that names, divided by commas, stand for; None where none are named."""
-    from headtilt import groups as known
+    from headtilt.geometry import groups as known
 
     if names is None:
         return None
@@ -89,7 +89,7 @@ def groups(names: str | None) -> list[Group] | None:
 def preset_options(name: str | None, levels: list[Group] | None) -> dict[str, Any]:
     """Return the options of `ITS` that a preset and levels stand for."""
     from headtilt import presets
-    from headtilt.groups import rotation
+    from headtilt.geometry.groups import rotation
 
     if name is None:
         return {} if levels is None else {"levels": levels}
@@ -114,9 +114,9 @@ def opened_model(
     **more: Any,
 ) -> Pretrained:
     """Return the model of a command line with the search around it; `more` are options of `ITS`."""
-    from headtilt.adapters import door
-    from headtilt.experiments.report import calm_threads, resolve_device
-    from headtilt.pretrained import wrapped
+    from headtilt.paper.experiments.report import calm_threads, resolve_device
+    from headtilt.sources import registry as door
+    from headtilt.sources.pretrained import wrapped
 
     calm_threads()
     if bundle is not None and (levels is not None or preset is not None):

@@ -34,11 +34,11 @@ def reproduce(
     redraw: Annotated[bool, typer.Option("--redraw", help="Draw the figures again from stored numbers.")] = False,
 ) -> None:
     """Reproduce a table, figure or example of the paper: its numbers as JSON, its figure as PNG."""
-    from headtilt.experiments import reproduce as items
-    from headtilt.experiments.report import calm_threads, resolve_device
-    from headtilt.experiments.reproduce.study import Study
-    from headtilt.experiments.reproduce.study import redraw as draw_again
-    from headtilt.experiments.reproduce.study import reproduce as run
+    from headtilt.paper.experiments import reproduce as items
+    from headtilt.paper.experiments.report import calm_threads, resolve_device
+    from headtilt.paper.experiments.reproduce.study import Study
+    from headtilt.paper.experiments.reproduce.study import redraw as draw_again
+    from headtilt.paper.experiments.reproduce.study import reproduce as run
 
     calm_threads()
     chosen = [items.item(one) for one in (items.ITEMS if name == "all" else (name,))]

@@ -48,12 +48,12 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Classify any number of images into parquet files: resumable, one row per input, broken ones with their error."""
-    from headtilt.apps.batch import predict as run_batch
-    from headtilt.apps.batch_plan import Job
-    from headtilt.apps.batch_ray import Cluster
-    from headtilt.apps.wrapped import Wrapped
+    from headtilt.apps.batch.job import predict as run_batch
+    from headtilt.apps.batch.plan import Job
+    from headtilt.apps.batch.ray_engine import Cluster
+    from headtilt.apps.loading import Wrapped
     from headtilt.errors import one_of
-    from headtilt.experiments.report import resolve_device
+    from headtilt.paper.experiments.report import resolve_device
 
     one_of("engine", engine, ("local", "ray"))
     on_gpu = engine == "ray" and gpus > 0
@@ -97,11 +97,11 @@ def serve(
 
     It listens on this machine alone unless --host says otherwise, and knows no passwords: put a proxy in front of it.
     """
-    from headtilt.apps.serve import make_app
-    from headtilt.apps.serve import serve as run_service
-    from headtilt.apps.serve_limits import Limits
-    from headtilt.apps.wrapped import Wrapped
-    from headtilt.experiments.report import resolve_device
+    from headtilt.apps.loading import Wrapped
+    from headtilt.apps.serve.limits import Limits
+    from headtilt.apps.serve.server import make_app
+    from headtilt.apps.serve.server import serve as run_service
+    from headtilt.paper.experiments.report import resolve_device
 
     limits = Limits(max_bytes, max_pixels, upload_seconds, answer_seconds, queue, max_batch, max_wait_ms)
     wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, resolve_device(device))
@@ -131,10 +131,10 @@ def playground(
     device: Device = "auto",
 ) -> None:
     """Tilt images in the browser and see the classifier tilt its head back: five methods side by side."""
-    from headtilt.apps.playground import make_page, options
-    from headtilt.apps.playground_methods import digits_stage, own_stage
+    from headtilt.apps.playground.app import make_page, options
+    from headtilt.apps.playground.methods import digits_stage, own_stage
     from headtilt.errors import OptionError
-    from headtilt.experiments.report import calm_threads, need_matplotlib, resolve_device
+    from headtilt.paper.experiments.report import calm_threads, need_matplotlib, resolve_device
 
     need_matplotlib()
     calm_threads()

@@ -14,7 +14,7 @@ from headtilt.cli.app import MOST_SEED, Data, Device, Limit, Seed, app, command,
 from headtilt.cli.options import Bundle
 
 if TYPE_CHECKING:
-    from headtilt.experiments.evaluate import Evaluation
+    from headtilt.paper.experiments.evaluate import Evaluation
 
 METHODS = "vanilla,oracle,orient,tta-max,energy,paper3,balanced,accurate+gate"
 
@@ -29,8 +29,8 @@ def demo(
 
     Everything comes with the package and scikit-learn: no data folder, no download, no network.
     """
-    from headtilt.experiments.demo import FULL, QUICK, run
-    from headtilt.experiments.report import calm_threads, metadata, resolve_device
+    from headtilt.paper.experiments.demo import FULL, QUICK, run
+    from headtilt.paper.experiments.report import calm_threads, metadata, resolve_device
 
     calm_threads()
     run(
@@ -95,12 +95,12 @@ def evaluate(
     """
     from dataclasses import replace
 
+    from headtilt.calibration.head import HeadRecipe
+    from headtilt.calibration.head import thorough as patient
     from headtilt.errors import one_of
-    from headtilt.experiments.evaluate import Evaluation
-    from headtilt.experiments.own import own
-    from headtilt.experiments.report import resolve_device
-    from headtilt.head import HeadRecipe
-    from headtilt.head import thorough as patient
+    from headtilt.paper.experiments.evaluate import Evaluation
+    from headtilt.paper.experiments.own import own
+    from headtilt.paper.experiments.report import resolve_device
 
     one_of("split", split, ("test", "validation"))
     where = resolve_device(device)
@@ -132,8 +132,8 @@ def evaluate(
 
 def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
     """Run an evaluation, write what is asked for, and print JSON or the table."""
-    from headtilt.experiments import report as reports
-    from headtilt.experiments.own import notes
+    from headtilt.paper.experiments import report as reports
+    from headtilt.paper.experiments.own import notes
 
     if out is not None:
         reports.need_matplotlib()
@@ -165,8 +165,8 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Train again where there are weights already.")] = False,
 ) -> None:
     """Train the paper's network on upright images; interrupted, it goes on where it stopped."""
-    from headtilt.experiments.report import resolve_device
-    from headtilt.experiments.training import Training
+    from headtilt.paper.experiments.report import resolve_device
+    from headtilt.paper.experiments.training import Training
 
     training = Training(dataset, seed, resolve_device(device), data, out, epochs, force)
     with progress() as tell:

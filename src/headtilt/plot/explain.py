@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headtilt.errors import OptionError
-from headtilt.groups import decompose, invert
+from headtilt.geometry.groups import decompose, invert
+from headtilt.its import ITS
 from headtilt.plot.search import before_after, orbit
 from headtilt.plot.style import (
     FAINT,
@@ -26,7 +27,6 @@ from headtilt.plot.style import (
 )
 from headtilt.plot.tree import tree
 from headtilt.result import LatticeTrace, LevelTrace, SearchResult
-from headtilt.wrapper import ITS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

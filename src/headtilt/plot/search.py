@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtilt.confidence import Confidence, Orbit, resolve
 from headtilt.errors import OptionError, ShapeError, at_least
-from headtilt.evidence import Evidence
-from headtilt.groups import FiniteGroup, Group, decompose
+from headtilt.geometry.groups import FiniteGroup, Group, decompose
+from headtilt.geometry.warp import check_images
+from headtilt.its import ITS
+from headtilt.model.evidence import Evidence
 from headtilt.plot.style import (
     BLUE,
     COLORMAP,
@@ -42,8 +43,7 @@ from headtilt.plot.style import (
     view_pixels,
 )
 from headtilt.result import SearchResult
-from headtilt.warp import check_images
-from headtilt.wrapper import ITS
+from headtilt.search.confidence import Confidence, Orbit, resolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

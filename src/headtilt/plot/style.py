@@ -12,10 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from headtilt.errors import MissingExtraError, OptionError
-from headtilt.groups import FiniteGroup, Group
+from headtilt.geometry.groups import FiniteGroup, Group
+from headtilt.geometry.warp import warp
+from headtilt.its import ITS
 from headtilt.result import SearchResult
-from headtilt.warp import warp
-from headtilt.wrapper import ITS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from headtilt.errors import OptionError, at_least
-from headtilt.groups import decompose
+from headtilt.geometry.groups import decompose
 from headtilt.plot.style import (
     BAND,
     COLORMAP,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headtilt.errors import one_of
-from headtilt.evidence import Evidence
-from headtilt.groups import Group
+from headtilt.geometry.groups import Group
+from headtilt.model.evidence import Evidence
 from headtilt.result import Found, Posture, scatter
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import Joint

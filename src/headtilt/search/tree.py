@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from headtilt.confidence import Confidence, Orbit, check_curvature, resolve
 from headtilt.errors import OptionError, at_least, checked_seed, one_of, positive
-from headtilt.evidence import Evaluate, Evidence
-from headtilt.groups import Group, OneParameterGroup, check_levels, identity_index
-from headtilt.predictor import everywhere
+from headtilt.geometry.groups import Group, OneParameterGroup, check_levels, identity_index
+from headtilt.model.evidence import Evaluate, Evidence
+from headtilt.model.predictor import everywhere
 from headtilt.result import Beam, Found, LevelTrace, Posture, near_identity
+from headtilt.search.confidence import Confidence, Orbit, check_curvature, resolve
 
 RANKINGS = ("energy", "last", "accumulated", "support")
 

@@ -1,0 +1,1 @@
+"""Folders and tables of images, labelled in one go."""

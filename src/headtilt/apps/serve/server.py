@@ -1,0 +1,293 @@
+"""The HTTP service: images in, rows out, batched as they come.
+
+Batches are made by the package `batched` (Mixedbread), which is small and sound where it matters here: a request that
+is cancelled leaves the queue, and an error reaches those who wait. It gives one error to a whole batch, so that a batch
+that fails is asked again one by one below; and its queue has no end, so that requests are counted before they enter it.
+LitServe, the other candidate, leaves processes behind on SIGTERM and answers malformed bodies with 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import headtilt
+from headtilt.apps.rows import Row, rows_of
+from headtilt.apps.serve.limits import Limits, RefusedError, decoded, impatient, upload
+from headtilt.apps.serve.openapi import Answer, Explanation, Failure, Health, Ready, body_of, failures
+from headtilt.apps.serve.trace import picture, trace_of
+from headtilt.errors import MissingExtraError
+from headtilt.its import ITS
+from headtilt.sources import Adapted
+
+try:
+    from batched.aio import AsyncBatchProcessor
+    from fastapi import FastAPI, Query, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from prometheus_client import (
+        CONTENT_TYPE_LATEST,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        generate_latest,
+    )
+    from starlette.exceptions import HTTPException
+except ImportError as error:
+    raise MissingExtraError((error.name or "fastapi").partition(".")[0], "serve") from error
+
+log = logging.getLogger("headtilt.serve")
+
+
+class Service:
+    """The search behind a queue: one thread computes, others decode and draw, and no more requests wait than allowed.
+
+    Args:
+        robust: The search.
+        adapted: The classifier inside it.
+        limits: What a request may cost.
+    """
+
+    def __init__(self, robust: ITS, adapted: Adapted, limits: Limits) -> None:
+        self.robust, self.adapted, self.limits = robust, adapted, limits
+        self.metrics = Metrics()
+        self.inside, self.ready = 0, False
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Run threads and batcher, warmed up, for as long as the context lasts."""
+        self.computing = ThreadPoolExecutor(1, "search")
+        self.decoding = ThreadPoolExecutor(2, "decode")
+        self.drawing = ThreadPoolExecutor(1, "draw")
+        limits = self.limits
+        self.batcher = AsyncBatchProcessor(self._batch, batch_size=limits.batch, timeout_ms=limits.wait_ms)
+        blank = torch.zeros(self.adapted.channels, self.adapted.size, self.adapted.size)
+        await self._compute(self._rows, [blank])
+        self.ready = True
+        try:
+            yield
+        finally:
+            self.ready = False
+            for pool in (self.computing, self.decoding, self.drawing):
+                pool.shutdown(cancel_futures=True)
+
+    async def answer(self, request: Any, act: Callable[[Tensor], Awaitable[Any]]) -> Any:
+        """Return what an action says of the image that a request carries, within all limits."""
+        if self.inside >= self.limits.queue or not self.ready:
+            raise RefusedError(503, "too many requests are waiting.", {"Retry-After": "1"})
+        self.inside += 1
+        try:
+            content = await upload(request, self.limits)
+            loop = asyncio.get_running_loop()
+            try:
+                return await asyncio.wait_for(self._act(loop, content, act), self.limits.answer_seconds)
+            except (TimeoutError, asyncio.TimeoutError) as error:
+                raise RefusedError(503, "the answer took too long.", {"Retry-After": "5"}) from error
+        finally:
+            self.inside -= 1
+
+    async def _act(self, loop: Any, content: bytes, act: Callable[[Tensor], Awaitable[Any]]) -> Any:
+        image = await loop.run_in_executor(self.decoding, decoded, content, self.adapted, self.limits)
+        return await act(image)
+
+    async def classify(self, image: Tensor) -> Row:
+        """Return the row of a prepared image, searched together with those of other requests."""
+        found = await self.batcher(image)
+        if isinstance(found, Exception):
+            raise found
+        row: Row = found
+        return row
+
+    async def explain(self, image: Tensor, kind: str) -> Any:
+        """Return the search of a prepared image, as plain values or as a picture."""
+        result = await self._compute(self.robust.search, image[None])
+        make = picture if kind == "png" else trace_of
+        # Drawing takes longer than searching, and must not hold up those who wait for a search.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.drawing, make, result, self.adapted.labels)
+
+    async def _batch(self, images: list[Tensor]) -> list[Row | Exception]:
+        """Return a row or an error for each image; one that fails does so alone."""
+        self.metrics.batches.observe(len(images))
+        try:
+            return list(await self._compute(self._rows, images))
+        except Exception as error:
+            if len(images) == 1:
+                return [error]
+            log.exception("a batch of %d failed; its images are asked one by one", len(images))
+            return [answer for image in images for answer in await self._batch([image])]
+
+    def _rows(self, images: list[Tensor]) -> list[Row]:
+        rows = rows_of(self.robust.search(torch.stack(images)), [""] * len(images), self.adapted.labels)
+        self.metrics.views.inc(sum(row.views or 0 for row in rows))
+        return rows
+
+    async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.computing, function, *arguments)
+
+
+class Metrics:
+    """What Prometheus reads, in a registry of its own, so that several services may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("headtilt_requests", "Requests.", ["route", "status"], registry=self.registry)
+        self.seconds = Histogram("headtilt_seconds", "Time to the answer.", ["route"], registry=self.registry)
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+        self.batches = Histogram("headtilt_batch_images", "Images per search.", buckets=sizes, registry=self.registry)
+        self.views = Counter("headtilt_views", "Views that the model was shown.", registry=self.registry)
+        self.inside = Gauge("headtilt_inside", "Requests that wait or are computed.", registry=self.registry)
+
+
+def make_app(robust: ITS, adapted: Adapted, limits: Limits | None = None) -> Any:
+    """Return the service as an ASGI application.
+
+    Args:
+        robust: The search.
+        adapted: The classifier inside it.
+        limits: What a request may cost.
+    """
+    service = Service(robust, adapted, limits or Limits())
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        async with service.open():
+            yield
+
+    # The usual pages of documentation load scripts from elsewhere; /openapi.json says the same offline.
+    app = FastAPI(
+        title="headtilt",
+        version=headtilt.__version__,
+        description="A classifier that tilts its head.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    _guard(app, service)
+    _routes(app, service)
+    return app
+
+
+def _routes(app: Any, service: Service) -> None:
+    async def classify(request: Request) -> Any:
+        """Return the class of an image and how it was found tilted."""
+        row = await service.answer(request, service.classify)
+        return {name: value for name, value in row.as_dict().items() if name not in ("path", "error")}
+
+    async def explain(
+        request: Request,
+        format: str = Query("json", pattern="^(json|png)$", description="json or png."),  # noqa: A002
+    ) -> Any:
+        """Return the search of an image: every level and rival as JSON, or a picture."""
+        found = await service.answer(request, lambda image: service.explain(image, format))
+        return Response(found, media_type="image/png") if isinstance(found, bytes) else found
+
+    async def healthz() -> Any:
+        """Return that the process lives."""
+        return {"status": "ok"}
+
+    async def readyz() -> Any:
+        """Return which model answers, once it does."""
+        if not service.ready:
+            raise RefusedError(503, "not ready.", {"Retry-After": "1"})
+        return {"status": "ready", "model": service.adapted.name, "labels": service.adapted.labels}
+
+    async def metrics() -> Response:
+        """Return what Prometheus reads."""
+        service.metrics.inside.set(service.inside)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    refusals = failures(408, 413, 415, 422, 503)
+    pictured: dict[int | str, Any] = {200: {"content": {"image/png": {"schema": {"type": "string"}}}}}
+    image = {"openapi_extra": body_of()}
+    app.post("/classify", response_model=Answer, responses=refusals, **image)(classify)
+    app.post("/explain", response_model=Explanation, responses=refusals | pictured, **image)(explain)
+    app.get("/healthz", response_model=Health)(healthz)
+    app.get("/readyz", response_model=Ready, responses=failures(503))(readyz)
+    text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    app.get("/metrics", response_class=Response, responses=text)(metrics)
+
+
+def _guard(app: Any, service: Service) -> None:
+    """Count and time requests, and answer every failure with a sentence that tells nothing of this machine."""
+
+    def said(status: int, reason: str, headers: Any = None) -> JSONResponse:
+        return JSONResponse(Failure(error=reason).model_dump(), status, headers)
+
+    async def refused(_: Request, error: Any) -> JSONResponse:
+        return said(error.status, error.reason, error.headers)
+
+    async def plain(_: Request, error: Any) -> JSONResponse:
+        return said(error.status_code, str(error.detail), error.headers)
+
+    async def invalid(_: Request, error: Any) -> JSONResponse:
+        return said(422, "; ".join(f"{entry['loc'][-1]}: {entry['msg']}" for entry in error.errors()))
+
+    async def broken(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - uvicorn's log has it
+        return said(500, "internal error.")
+
+    app.add_exception_handler(RefusedError, refused)
+    app.add_exception_handler(HTTPException, plain)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, broken)
+    app.add_middleware(Counting, metrics=service.metrics)
+
+
+class Counting:
+    """Counts and times requests by route and status.
+
+    Args:
+        app: What answers them.
+        metrics: Where they are counted.
+    """
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 500
+
+        async def noting(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        finally:
+            # Never the path that the client wrote: labels must be few.
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - start)
+
+
+def serve(app: Any, host: str, port: int, limits: Limits) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests that are inside are answered first."""
+    import uvicorn
+
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        http=impatient(limits.upload_seconds),
+        ws="none",
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=int(limits.answer_seconds) + 5,
+        h11_max_incomplete_event_size=64 * 1024,
+    )

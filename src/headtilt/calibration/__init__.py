@@ -1,0 +1,1 @@
+"""What is fitted on unlabelled upright images: a calibrator and a gate."""

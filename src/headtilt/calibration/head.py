@@ -1,0 +1,282 @@
+"""The orbit head: a small network that scores views, trained on unlabelled upright images under random tilts.
+
+It reads what the classifier says of one view, at several depths, and gives a score for every class and the log-odds
+that the view shows the image upright. An image's class scores are the logsumexp over its views; the target is what the
+classifier itself says of the image upright, so no label is needed. The classifier never changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headtilt.calibration.balance import FEWEST_PER_CLASS, InSingle
+from headtilt.calibration.sampler import Orbits
+from headtilt.errors import ModelError, OptionError, at_least, is_number, one_of, positive
+from headtilt.model.evidence import Evidence, floored
+from headtilt.search.joint import log_weights
+
+FEWEST_STEPS, MOST_STEPS = 500, 8000
+TRUST = 0.5
+FARTHEST = 10  # deviations from the mean that a head takes seriously
+DROPOUT, WEIGHT_DECAY = (0.3, 0.5), (0.1, 0.2)  # of a head that scores classes, and of one that scores views
+
+
+@dataclass(frozen=True)
+class HeadRecipe:
+    """How an orbit head is built and trained.
+
+    Attributes:
+        source: What the head reads: "features", "logits", or "auto" (features where there are any).
+        hidden: Width of its two hidden layers.
+        looks: Tilts under which each fit image is looked at; more take longer and help a little.
+        views: Views of each of these, beside the image as it came.
+        upright: Share of the looks at which the image is upright, or nearly.
+        epochs: Passes over the looks, within 500 to 8,000 optimiser steps; 0 leaves the head untrained.
+        batch: Looks per step.
+        pose: Weight of finding the right pose beside the right label.
+        learning_rate: Of AdamW, falling with a cosine.
+    """
+
+    source: str = "auto"
+    hidden: int = 256
+    looks: int = 3
+    views: int = 15
+    upright: float = 0.4
+    epochs: int = 8
+    batch: int = 32
+    pose: float = 0.3
+    learning_rate: float = 2e-3
+
+    def __post_init__(self) -> None:
+        one_of("source", self.source, ("auto", "features", "logits"))
+        at_least("epochs", self.epochs, 0)
+        for name in ("hidden", "looks", "views", "batch"):
+            at_least(name, getattr(self, name), 1)
+        positive("learning_rate", self.learning_rate)
+        if not is_number(self.pose) or not 0 <= float(self.pose) < float("inf"):
+            raise OptionError(f"pose must be a weight of at least 0; got {self.pose!r}.")
+        if not is_number(self.upright) or not 0 <= float(self.upright) < 1:
+            raise OptionError(f"upright must be a share from 0 up to, but not, 1; got {self.upright!r}.")
+
+    def steps(self, looks: int) -> int:
+        """Return how many optimiser steps so many looks are worth."""
+        wanted = -(-looks * self.epochs // self.batch)
+        return min(max(wanted, FEWEST_STEPS), MOST_STEPS) if self.epochs else 0
+
+
+def thorough() -> HeadRecipe:
+    """Return a recipe for those who have many images, and a GPU or time: eight times the looks, and a wider head."""
+    return HeadRecipe(hidden=512, looks=24, views=22, epochs=12, batch=256)
+
+
+class OrbitHead(InSingle):
+    """A small network that scores each view for each class, on top of balanced logits, and tells if it is upright.
+
+    With few images per class it gives one number per view ("how canonical does this look") instead of one per class.
+    Before training it adds nothing, so a head that cannot learn is the balance it started from.
+
+    Args:
+        bias: (Y,), the balance.
+        mean: (D,), mean of the inputs.
+        deviation: (D,), their standard deviation.
+        source: "features" or "logits".
+        hidden: Width of the hidden layers.
+        per_class: Whether it scores classes or views.
+    """
+
+    bias: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(
+        self, bias: Tensor, mean: Tensor, deviation: Tensor, *, source: str, hidden: int, per_class: bool
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.register_buffer("bias", bias.detach().clone())
+        self.register_buffer("mean", mean.detach().clone())
+        self.register_buffer("deviation", deviation.detach().clone())
+        self.log_scale = nn.Parameter(mean.new_zeros(()))
+        self.prior = nn.Parameter(mean.new_zeros(()))
+        self.trust = nn.Parameter(mean.new_full((), TRUST))
+        outputs, drop = len(bias) if per_class else 1, DROPOUT[0 if per_class else 1]
+        self.network = nn.Sequential(
+            SeededDropout(drop),
+            linear(len(mean), hidden),
+            nn.GELU(),
+            SeededDropout(drop),
+            linear(hidden, hidden),
+            nn.GELU(),
+            SeededDropout(drop),
+            linear(hidden, outputs + 1),
+        ).to(mean)
+
+    def forward(self, evidence: Evidence) -> Evidence:
+        """Return the head's scores (…, Y) as logits, and the log-odds (…, 1) that a view is upright."""
+        logits = floored(evidence.logits).to(self.bias)
+        inputs = logits if self.source == "logits" else evidence.features
+        if inputs is None:
+            raise OptionError("this head reads features, and the evidence has none. Fit it with source='logits'.")
+        # Far outside of what it was fitted on, a network says anything: what it reads is bounded.
+        standard = ((inputs.to(self.mean) - self.mean) / self.deviation).clamp(-FARTHEST, FARTHEST)
+        outputs = self.network(standard)
+        added, upright = outputs[..., :-1], outputs[..., -1:]
+        return Evidence((logits + self.bias) * self.log_scale.exp() + added + self.trust * upright, upright=upright)
+
+    def as_it_came(self, evidence: Evidence) -> Evidence:
+        """Return the same of images as they came, which are upright more often than under any other pose."""
+        said = self(evidence)
+        return Evidence(said.logits + self.prior, upright=said.upright)
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Return a linear layer of zeros: `nn.Linear` would draw its weights from the global random stream."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class SeededDropout(nn.Module):
+    """Dropout whose masks come from a generator of its own: training leaves the global random stream alone.
+
+    All views (n, V, D) of an image lose the same inputs: they are compared with one another, and random numbers take
+    time.
+
+    Args:
+        p: Share of the inputs that are dropped in training.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.generator: torch.Generator | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the inputs; in training some are dropped and the others grow for them."""
+        if not self.training or self.generator is None or not self.p:
+            return inputs
+        kept = torch.empty_like(inputs[:, :1]).bernoulli_(1 - self.p, generator=self.generator)
+        return inputs * (kept / (1 - self.p))
+
+
+def seeded(head: OrbitHead, generator: torch.Generator) -> OrbitHead:
+    """Return the head with fresh weights and dropout from a generator; its last layer adds nothing yet."""
+    layers = [layer for layer in head.network if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for layer in layers:
+            bound = 1 / math.sqrt(layer.in_features)
+            layer.weight.uniform_(-bound, bound, generator=generator)
+            layer.bias.zero_()
+        layers[-1].weight.zero_()
+    for part in head.network:
+        if isinstance(part, SeededDropout):
+            part.generator = generator
+    return head
+
+
+def fit_head(
+    orbits: Orbits,
+    targets: Tensor,
+    bias: Tensor,
+    recipe: HeadRecipe,
+    seed: np.random.SeedSequence,
+    progress: Callable[[int, int], None] | None = None,
+) -> OrbitHead:
+    """Return a head trained with the orbit-marginal likelihood; the same seed gives the same head.
+
+    Args:
+        orbits: Fit images under some tilt, (n, V, …).
+        targets: (n, Y), what the classifier says of each of them upright, as probabilities.
+        bias: (Y,), the balance, where the head starts from.
+        recipe: See `HeadRecipe`.
+        seed: Seeds initial weights, dropout and batches.
+        progress: Called with (steps done, steps in all).
+    """
+    evidence = orbits.evidence
+    source = recipe.source if recipe.source != "auto" else "features" if evidence.features is not None else "logits"
+    inputs = floored(evidence.logits) if source == "logits" else evidence.features
+    if inputs is None:
+        raise OptionError("source='features' needs a model whose features can be read; use source='logits'.")
+    per_class = len(targets) >= FEWEST_PER_CLASS * recipe.looks * len(bias)
+    generator = torch.Generator(inputs.device).manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
+    mean, deviation = moments(inputs)
+    head = OrbitHead(bias.to(mean), mean, deviation, source=source, hidden=recipe.hidden, per_class=per_class)
+    seeded(head, generator).train()
+    steps = recipe.steps(len(targets))
+    fused = inputs.device.type == "cuda"  # a GPU starts a hundred small operations a step, and waits for each
+    optimiser = torch.optim.AdamW(_groups(head, per_class, recipe.learning_rate), fused=fused)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
+    order = torch.empty(0, dtype=torch.long, device=inputs.device)
+    weights = log_weights(orbits.poses)
+    with torch.enable_grad():
+        for step in range(steps):
+            if progress is not None and step % 20 == 0:
+                progress(step, steps)
+            if len(order) < recipe.batch:
+                fresh = torch.randperm(len(targets), generator=generator, device=inputs.device)
+                order = torch.cat([order, fresh])
+            rows, order = order[: recipe.batch], order[recipe.batch :]
+            loss = label_loss(head, said := head(evidence.at(rows)), weights[rows], targets[rows])
+            if recipe.pose:
+                loss = loss + recipe.pose * pose_loss(said, orbits.aim[rows], orbits.upright[rows])
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+    return head.eval().requires_grad_(False)
+
+
+def label_loss(head: OrbitHead, said: Evidence, weights: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of the labels (n, Y) pooled over views (n, V, …) whose evidence counts by `weights`."""
+    first = said.logits[:, :1] + head.prior
+    return F.cross_entropy((torch.cat([first, said.logits[:, 1:]], dim=1) + weights[..., None]).logsumexp(1), targets)
+
+
+def pose_loss(said: Evidence, aim: Tensor, came_upright: Tensor) -> Tensor:
+    """Return the cross-entropy of the pose: which of the views is upright, and whether the image as it came is.
+
+    Args:
+        said: What the head says of views (n, V, …).
+        aim: (n, V), how close to upright each view comes.
+        came_upright: (n,), whether the first is upright, or nearly.
+    """
+    if said.upright is None:
+        raise OptionError("a pose loss needs a head that tells upright views.")
+    upright = said.upright[..., 0]
+    share = aim / aim.sum(1, keepdim=True).clamp_min(1e-6)
+    which = -(share * upright.log_softmax(1)).sum(1).mean()
+    return which + F.binary_cross_entropy_with_logits(upright[:, 0], came_upright.to(upright))
+
+
+def moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation (D,) of inputs (n, V, D), which may be in half precision, in single."""
+    count, total, squares = 0, torch.zeros((), device=inputs.device), torch.zeros((), device=inputs.device)
+    for part in inputs.split(1024):
+        rows = part.flatten(0, 1).double()
+        count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.square().sum(0)
+    mean = total / count
+    if not bool(squares.isfinite().all()):
+        raise ModelError(
+            "the model's features are NaN or infinite. Check its weights, or name other modules with features=. "
+            "Nothing was fitted."
+        )
+    deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
+    return mean.float(), deviation.float().clamp_min(1e-3)
+
+
+def _groups(head: OrbitHead, per_class: bool, rate: float) -> list[dict[str, Any]]:
+    """Return the parameters by kind: scale and prior are two numbers, learn faster, and nothing draws them to zero."""
+    decay = WEIGHT_DECAY[0 if per_class else 1]
+    return [
+        {"params": list(head.network.parameters()), "weight_decay": decay, "lr": rate},
+        {"params": [head.log_scale, head.prior, head.trust], "weight_decay": 0.0, "lr": 5 * rate},
+    ]

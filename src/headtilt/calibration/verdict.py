@@ -1,0 +1,143 @@
+"""What a fit is worth, told without labels: by images that had no part in it, upright and tilted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from headtilt.calibration.gate import Gate, rival
+from headtilt.geometry.groups import decompose
+from headtilt.model.evidence import Evidence
+from headtilt.result import Posture
+from headtilt.search.joint import log_weights
+
+TURNED = 10.0  # degrees by which an upright image must not be turned
+KEPT_NEARLY_ALL = 90.0  # per cent of tilted answers: a gate that keeps more has next to no effect
+
+
+@dataclass(frozen=True)
+class Straight:
+    """Upright images after a search without a gate.
+
+    Attributes:
+        lead: (n,), log-odds of the best rival against the bare answer.
+        cost: (n,), what that rival in place of the bare answer is expected to cost.
+        tilted: (n,), log-odds that the image came tilted; −∞ where no head tells.
+        turned: (n,), by how many degrees it would be turned.
+    """
+
+    lead: Tensor
+    cost: Tensor
+    tilted: Tensor
+    turned: Tensor
+
+
+def straight(bare: Evidence, answer: Tensor, posture: Posture | None, belief: Tensor) -> Straight:
+    """Return what a search made of upright images.
+
+    Args:
+        bare: What the bare model says of them.
+        answer: (n, Y), what the search answers.
+        posture: How it thinks that they lie; None where no head tells.
+        belief: (n, Y), how probable each class is by another look.
+    """
+    lead, other_label = rival(bare, answer)
+    own, other = (belief.gather(1, labels[:, None])[:, 0] for labels in (bare.labels, other_label))
+    none = torch.full_like(own, -math.inf)
+    angle = none if posture is None else decompose(posture.pose.double()).rotation.abs().rad2deg().to(own)
+    return Straight(lead, own - other, none if posture is None else posture.tilted, angle)
+
+
+@dataclass(frozen=True)
+class Judged(Straight):
+    """Images under some tilt, or none, judged by a calibrator that had no part of them.
+
+    Attributes:
+        trust: (n,), log-odds that the image came upright.
+        right: (n,), whether the search's answer is the model's upright answer.
+        bare_right: (n,), whether the bare answer is.
+        upright: (n,), whether the image came upright, or nearly.
+        exact: (n,), whether it was not resampled.
+    """
+
+    trust: Tensor
+    right: Tensor
+    bare_right: Tensor
+    upright: Tensor
+    exact: Tensor
+
+    def gated(self, margin: float) -> Tensor:
+        """Return whether the gated answer (n,) is the model's upright answer."""
+        return torch.where(self.kept(margin), self.bare_right, self.right)
+
+    def kept(self, margin: float) -> Tensor:
+        """Return which bare answers (n,) stay."""
+        return self.lead.clamp_min(0) < margin
+
+    def harm(self, margin: float) -> Tensor:
+        """Return (n,) 1 where leaving early would lose what the gated search has, −1 where it would save it."""
+        return self.gated(margin).long() - self.bare_right.long()
+
+
+Cases = TypeVar("Cases", bound=Straight)
+
+
+def joined(cases: Sequence[Cases]) -> Cases:
+    """Return several sets of cases as one."""
+    names = [part.name for part in fields(cases[0])]
+    return type(cases[0])(*(torch.cat([getattr(case, name) for case in cases]) for name in names))
+
+
+def only(cases: Cases, rows: Tensor) -> Cases:
+    """Return the cases at `rows`."""
+    return type(cases)(*(getattr(cases, part.name)[rows] for part in fields(cases)))
+
+
+def verdict(gate: Gate, straight: Straight, cases: Judged) -> dict[str, Any]:
+    """Return what a gate and the calibrators behind it are worth on images that had no part in the fit, in per cent.
+
+    Agreement is with what the model itself says of the image upright.
+    """
+    kept = cases.kept(gate.margin) | (cases.trust >= gate.exit_at)
+    gated = torch.where(kept, cases.bare_right, cases.right)
+
+    def share(truths: Tensor) -> float | None:
+        return 100 * float(truths.double().mean()) if len(truths) else None
+
+    def agreement(rows: Tensor) -> dict[str, float | None]:
+        return {"bare": share(cases.bare_right[rows]), "fitted": share(gated[rows]), "images": int(rows.sum())}
+
+    tilted = ~cases.upright
+    return {
+        "tilted": agreement(tilted & ~cases.exact),
+        "turned exactly": agreement(tilted & cases.exact),
+        "upright answers replaced": share((straight.lead > 0) & (straight.lead >= gate.margin)),
+        "upright images turned": share((straight.tilted > gate.turn_at) & (straight.turned > TURNED)),
+        "tilted answers kept by the gate": share(kept[tilted]),
+    }
+
+
+def read(seen: Evidence, poses: Tensor, readout: str) -> Tensor:
+    """Return the logits (n, Y) that views (n, V, …) under poses (n, V, 3, 3) are answered with; see `ITS`."""
+    if readout == "marginal":
+        return (seen.logits + log_weights(poses)[..., None]).logsumexp(1)
+    return seen.logits[torch.arange(len(seen.logits), device=seen.logits.device), (-seen.energy).argmax(1)]
+
+
+def hint(report: dict[str, Any]) -> str | None:
+    """Return what to do about a fit that changes next to nothing, or None where it does its work."""
+    kept = report.get("verdict", {}).get("tilted answers kept by the gate")
+    if kept is None or kept < KEPT_NEARLY_ALL:
+        if report.get("gate", {}).get("turn_at") == math.inf:
+            return "No image will be turned: of so few images none tells when that is safe. Fit on a hundred or more."
+        return None
+    return (
+        f"The gate keeps {kept:.0f} % of the bare answers to tilted images, so that this fit changes next to nothing. "
+        "Fit on more images, allow a larger promise, or check that the fit images are upright and prepared as the "
+        "model wants them."
+    )

@@ -1,0 +1,1 @@
+"""Poses and how images are moved by them."""

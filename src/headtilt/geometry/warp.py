@@ -1,0 +1,258 @@
+"""Resampling of images under affine poses: aspect-correct, batched, always from the original image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from headtilt.errors import OptionError, ShapeError, one_of
+from headtilt.geometry.groups import invert
+
+Padding = Literal["auto", "zeros", "border", "reflection"] | float | tuple[float, ...]
+Interpolation = Literal["bilinear", "nearest", "bicubic"]
+
+Rows = Tensor | slice  # which images of a batch
+WORDS: tuple[Literal["auto", "zeros", "border", "reflection"], ...] = ("auto", "zeros", "border", "reflection")
+FLAT_TOLERANCE = 0.04  # of the range [0, 1]: ten steps of a byte, more than JPEG adds to a plain background
+FLAT_SHARE = 0.75  # of the frame: an object may touch it
+
+
+def warp(
+    images: Tensor, poses: Tensor, *, padding: Padding = "zeros", interpolation: Interpolation = "bilinear"
+) -> Tensor:
+    """Return the images with their content moved by the poses, in the same shape and dtype.
+
+    Args:
+        images: (B, C, H, W) raw pixels, floating point. Normalise afterwards: padding is in pixel values.
+        poses: (B, 3, 3), or (N, 3, 3) for a single image, which then gives (N, C, H, W).
+        padding: What lies outside: "zeros", "border", "reflection", one number, or one number per channel; "auto" goes
+            by each image's own frame: its colour where it has but one (see `frame_colour`), else reflection.
+        interpolation: "bilinear", "nearest" or "bicubic".
+
+    Convention:
+        Poses act on centred isotropic coordinates (x right, y down, the longer side spans [−1, 1]), so a rotation stays
+        a rotation on any aspect ratio. ``warp(warp(x, a), b) ≈ warp(x, b @ a)``. `align_corners` is False.
+    """
+    check_images(images)
+    one_of("interpolation", interpolation, ("bilinear", "nearest", "bicubic"))
+    if not isinstance(poses, Tensor):
+        raise ShapeError(f"poses must be a tensor (B, 3, 3); got {type(poses).__name__}. Use torch.as_tensor.")
+    if poses.ndim != 3 or poses.shape[-2:] != (3, 3):
+        raise ShapeError(f"poses must be (B, 3, 3); got {tuple(poses.shape)}.")
+    count, views = images.shape[0], poses.shape[0]  # `len` would fix the batch of an exported graph
+    if count != views and count != 1:
+        raise ShapeError(f"poses must be as many as images; got {views} poses for {count} images.")
+    height, width = images.shape[-2:]
+    exact = images.dtype if images.dtype == torch.float64 else torch.float32
+    grid = sampling_grid(poses.to(images.device), height, width).to(exact)
+    source = images.to(exact).expand(views, -1, -1, -1)
+    return resample(source, grid, padding, interpolation).to(images.dtype)
+
+
+def warp_all(
+    images: Tensor, poses: Tensor, *, padding: Padding = "zeros", interpolation: Interpolation = "bilinear"
+) -> Tensor:
+    """Return every image under every pose, (P, B, C, H, W): what `warp` gives, at a fraction of its cost on a CPU.
+
+    Args:
+        images: (B, C, H, W).
+        poses: (P, 3, 3).
+        padding: See `warp`.
+        interpolation: See `warp`.
+    """
+    shape = (len(poses), *images.shape)
+    exact = interpolation == "nearest"  # no pixel may be computed with
+    if images.device.type != "cpu" or not isinstance(padding, str) or (padding == "auto" and (exact or is_compiling())):
+        views = images.expand(shape).flatten(0, 1)
+        each = poses.repeat_interleave(len(images), dim=0)
+        return warp(views, each, padding=padding, interpolation=interpolation).reshape(shape)
+    if padding == "auto":
+        return _all_by_frame(images, poses, interpolation)
+    # All images as channels of one: where a pixel comes from, and with which weights, is computed once for them all. A
+    # GPU, whose threads share out the pixels and not the channels, would idle.
+    stack = images.reshape(1, -1, *images.shape[-2:])
+    return warp(stack, poses, padding=padding, interpolation=interpolation).reshape(shape)
+
+
+def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
+    """Return where each output pixel comes from, (B, H, W, 2), in the [−1, 1] coordinates of `grid_sample`."""
+    inverse = invert(poses if poses.dtype == torch.float64 else poses.float())
+    longer = max(height, width)
+    # The grid is a sum of what depends on x alone and what depends on y alone: one pass over memory. Isotropic
+    # coordinates in, those of `grid_sample` out; the factors are filled in on the device, which need not be waited for.
+    x = _pixel_centres(width, inverse)[:, None] * (width / longer)
+    y = _pixel_centres(height, inverse)[:, None] * (height / longer)
+    rows = inverse[:, :2] / torch.stack([inverse.new_full((1,), side / longer) for side in (width, height)])
+    over_x = rows[:, None, :, 0] * x + rows[:, None, :, 2]
+    over_y = rows[:, None, :, 1] * y
+    return over_x[:, None] + over_y[:, :, None]
+
+
+def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Interpolation) -> Tensor:
+    """Return `images` (B, C, H, W) read at `grid` (B, H, W, 2), with any padding that `warp` takes."""
+    if not isinstance(padding, str):
+        return _on_colour(images, grid, padding_colour(padding, images), interpolation)
+    one_of("padding", padding, WORDS)
+    if padding == "auto":
+        return _by_frame(images, grid, interpolation)
+    return F.grid_sample(images, grid, mode=interpolation, padding_mode=padding, align_corners=False)
+
+
+def frame_colour(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the colour of each image's frame, and whether the frame is flat: of that one colour.
+
+    The frame is the outermost pixels on all four sides, its colour their median in each channel. It is flat where at
+    least `FLAT_SHARE` of them lie within `FLAT_TOLERANCE` of that colour in every channel.
+
+    Args:
+        images: (B, C, H, W), pixels in [0, 1].
+
+    Returns:
+        Colour (B, C) in the images' dtype, flat (B,).
+    """
+    inner = images[..., 1:-1, :]
+    frame = torch.cat([images[..., 0, :], images[..., -1, :], inner[..., 0], inner[..., -1]], dim=-1)
+    count = frame.shape[-1]
+    # The lower median. `median` itself is unknown to ONNX, and refuses a GPU that was told to be deterministic.
+    colour = frame.topk(count // 2 + 1, dim=-1, sorted=False).values.amin(dim=-1)
+    near = ((frame - colour[..., None]).abs() <= FLAT_TOLERANCE).all(dim=1)
+    return colour, near.sum(dim=-1) >= math.ceil(FLAT_SHARE * count)
+
+
+def padding_colour(padding: float | tuple[float, ...], images: Tensor) -> Tensor:
+    """Return a constant padding as (1, C, 1, 1) or (1, 1, 1, 1)."""
+    colour = padding_values(padding)
+    if colour.ndim > 1 or (colour.ndim == 1 and len(colour) != images.shape[1]):
+        raise OptionError(f"padding must be one number or {images.shape[1]} numbers, one per channel; got {padding!r}.")
+    return colour.to(images).reshape(1, -1, 1, 1)
+
+
+def padding_values(padding: object) -> Tensor:
+    """Return a constant padding as a float64 tensor on the CPU; raise `OptionError` unless it is finite numbers."""
+    try:
+        values = torch.as_tensor(padding, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise OptionError(f"padding must be a word, a number or a number per channel; got {padding!r}.") from error
+    if not bool(values.isfinite().all()):
+        raise OptionError(f"padding must be finite; got {padding!r}.")
+    return values
+
+
+def checked_padding(padding: Any) -> Padding:
+    """Return a padding; raise `OptionError` unless it is a word that is known, or finite numbers."""
+    if isinstance(padding, str):
+        one_of("padding", padding, WORDS)
+    else:
+        padding_values(padding)
+    return cast(Padding, padding)
+
+
+def check_images(images: object, name: str = "images") -> None:
+    """Raise `ShapeError` unless `images` is a non-empty floating-point (B, C, H, W) tensor."""
+    if not isinstance(images, Tensor):
+        raise ShapeError(f"{name} must be a tensor (B, C, H, W); got {type(images).__name__}. Use torch.as_tensor.")
+    if images.ndim != 4:
+        axes = {2: f"{name}[None, None]", 3: f"{name}[None]"}.get(images.ndim)
+        fix = f" Add batch and channel axes: {axes}." if axes else ""
+        raise ShapeError(f"{name} must be (B, C, H, W); got {tuple(images.shape)}.{fix}")
+    if 0 in images.shape:
+        raise ShapeError(f"{name} must hold at least one image and pixel; got {tuple(images.shape)}.")
+    if not images.is_floating_point():
+        raise ShapeError(f"{name} must be floating point; got {images.dtype}. For bytes use {name}.float() / 255.")
+
+
+def all_finite(images: Tensor) -> bool:
+    """Return whether no pixel is NaN or infinite; `isfinite` would take the memory of the images once more."""
+    low, high = images.aminmax()  # where there is a NaN, both are
+    return bool(low.isfinite() & high.isfinite())
+
+
+def _pixel_centres(size: int, like: Tensor) -> Tensor:
+    """Return the centres of `size` pixels on [−1, 1]."""
+    return (2 * torch.arange(size, dtype=like.dtype, device=like.device) + 1) / size - 1
+
+
+def _on_colour(images: Tensor, grid: Tensor, colour: Tensor, interpolation: Interpolation) -> Tensor:
+    """Return images read at a grid, on a ground of a colour (B or 1, C or 1, 1, 1)."""
+    if interpolation == "nearest":  # pixels are moved and not computed with: each stays what it is, to the last bit
+        read = F.grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
+        inside = F.grid_sample(
+            torch.ones_like(images[:, :1]), grid, mode=interpolation, padding_mode="zeros", align_corners=False
+        )
+        return torch.where(inside > 0, read, colour)
+    shifted = F.grid_sample(images - colour, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
+    return shifted.add_(colour)
+
+
+def _by_frame(images: Tensor, grid: Tensor, interpolation: Interpolation) -> Tensor:
+    """Return images read at a grid, each on the colour of its frame where that is flat, else mirrored."""
+    colour, flat = frame_colour(images)
+    ground = colour[..., None, None]
+
+    def coloured(rows: Rows) -> Tensor:
+        return _on_colour(images[rows], grid[rows], ground[rows], interpolation)
+
+    def mirrored(rows: Rows) -> Tensor:
+        return resample(images[rows], grid[rows], "reflection", interpolation)
+
+    if is_compiling() or images.device.type != "cpu":
+        # A graph cannot branch on what it sees, and a GPU would have to be waited for: resampling twice is less.
+        return torch.where(flat[:, None, None, None], coloured(slice(None)), mirrored(slice(None)))
+    return _by_kind(flat, coloured, mirrored, 0)
+
+
+def _all_by_frame(images: Tensor, poses: Tensor, interpolation: Interpolation) -> Tensor:
+    """Return what `warp_all` gives with padding "auto" on a CPU: the images of each kind in one call."""
+    exact = images if images.dtype == torch.float64 else images.float()
+    colour, flat = frame_colour(exact)
+    ground = colour[..., None, None]
+
+    def coloured(rows: Rows) -> Tensor:
+        shifted = warp_all(exact[rows] - ground[rows], poses, padding="zeros", interpolation=interpolation)
+        return shifted.add_(ground[rows]).to(images.dtype)
+
+    def mirrored(rows: Rows) -> Tensor:
+        return warp_all(images[rows], poses, padding="reflection", interpolation=interpolation)
+
+    return _by_kind(flat, coloured, mirrored, 1)
+
+
+def _by_kind(flat: Tensor, coloured: Callable[[Rows], Tensor], mirrored: Callable[[Rows], Tensor], axis: int) -> Tensor:
+    """Return what one function makes of the flat rows and another of the rest, put together in order along an axis.
+
+    Args:
+        flat: (B,), which rows are flat.
+        coloured: Given rows, returns a tensor with as many along the axis.
+        mirrored: The same for the others. A function for which there are no rows is not called.
+        axis: Where the rows lie in what the functions return.
+    """
+    some, others = flat.nonzero()[:, 0], (~flat).nonzero()[:, 0]
+    if not len(some) or not len(others):
+        return (coloured if len(some) else mirrored)(slice(None))
+    first = coloured(some)
+    shape = (*first.shape[:axis], len(flat), *first.shape[axis + 1 :])
+    return first.new_empty(shape).index_copy_(axis, some, first).index_copy_(axis, others, mirrored(others))
+
+
+def centre_crop(images: Tensor, side: int | None) -> Tensor:
+    """Return the centre square (B, C, side, side), or the images themselves where side is None."""
+    if side is None:
+        return images
+    height, width = images.shape[-2:]
+    if side > min(height, width):
+        raise OptionError(f"crop must fit into the images; got {side} for {height}×{width}.")
+    top, left = (height - side) // 2, (width - side) // 2
+    return images[..., top : top + side, left : left + side]
+
+
+def around(transforms: Tensor, share: float) -> Tensor:
+    """Return transforms (…, 3, 3) of a centre square in coordinates of the image of whose longer side it is a share."""
+    factors = torch.ones(3, 3, dtype=transforms.dtype, device=transforms.device)
+    factors[:2, 2] = share
+    return transforms * factors

@@ -1,0 +1,1 @@
+"""Files that headtilt writes and reads: bundles, weights, exported graphs."""

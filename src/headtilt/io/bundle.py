@@ -1,0 +1,251 @@
+"""Bundles: a fitted wrapper on disk as JSON and safetensors, without its model; nothing in them is ever executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtilt.calibration.balance import Balance
+from headtilt.calibration.distances import Neighbours, Prototypes
+from headtilt.calibration.gate import CautiousGate, Gate
+from headtilt.calibration.head import OrbitHead
+from headtilt.errors import DataError, HeadtiltError, OptionError, number
+from headtilt.geometry.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
+from headtilt.io.weights import load_tensors, save_tensors
+
+FORMAT = 2
+FARTHEST = 100  # of a group's parameter: a factor of e^100 is beyond any image, and exponentials stay finite
+FINITE = {"reflection": reflection, "quarter_turns": quarter_turns}
+THRESHOLDS = ("margin", "exit_at", "turn_at")
+CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
+
+
+def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[str, Any]) -> None:
+    """Write a bundle.
+
+    Args:
+        folder: Made if it is missing. Both files are written beside their places and then take them together: a save
+            that fails or is interrupted leaves everything as it was, and one that is killed at the very moment of
+            taking places leaves a bundle that `read` refuses.
+        options: Keyword arguments of the wrapper, with calibrator and gate among them.
+        report: What the fit reported.
+    """
+    path = Path(folder)
+    options = dict(options)
+    calibrator, gate = options.pop("calibrator"), options.pop("gate")
+    config = {
+        "format": FORMAT,
+        "options": {name: _plain(name, value) for name, value in options.items()},
+        "calibrator": _describe_calibrator(calibrator),
+        "gate": None if gate is None else _describe_gate(gate),
+        "report": _worded(report),
+    }
+    tensors = _tensors("calibrator", calibrator)
+    with _both(path) as (config_place, tensors_place):
+        save_tensors(tensors_place, tensors)
+        config["sha256"] = _digest(tensors_place)
+        config_place.write_text(json.dumps(config, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _both(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield places for the two files, which then take those of a bundle together; else everything is as it was."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    swapping = False
+    config, tensors, before = (folder / f".{part}.{os.getpid()}.tmp" for part in ("config", "tensors", "before"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield config, tensors
+        swapping = True
+        if (folder / TENSORS).exists():
+            os.replace(folder / TENSORS, before)
+        os.replace(tensors, folder / TENSORS)
+        os.replace(config, folder / CONFIG)
+    except BaseException:
+        if swapping and not config.exists():  # an interrupt after the last step: the new bundle is there
+            before.unlink(missing_ok=True)
+            raise
+        if before.exists():
+            os.replace(before, folder / TENSORS)
+        elif not (folder / CONFIG).exists():
+            (folder / TENSORS).unlink(missing_ok=True)
+        for place in (config, tensors):
+            place.unlink(missing_ok=True)
+        for one in made:
+            with suppress(OSError):  # somebody else has put something there
+                one.rmdir()
+        raise
+    before.unlink(missing_ok=True)
+
+
+def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the wrapper's keyword arguments and the report of a bundle."""
+    path = Path(folder)
+    try:
+        config = json.loads((path / CONFIG).read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is no bundle: it has no {CONFIG}. Write one with robust.save(folder).") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path / CONFIG} cannot be read: {error}.") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise DataError(
+            f"{path} has bundle format {found!r}; this version reads {FORMAT}, whose heads read several depths. "
+            "Fit again with headtilt fit or robust.fit, and save."
+        )
+    if not (path / TENSORS).is_file() or _digest(path / TENSORS) != config.get("sha256"):
+        raise DataError(f"{path / TENSORS} is missing or not the file that {CONFIG} describes. Save the bundle again.")
+    tensors, _ = load_tensors(path / TENSORS)
+    if broken := [name for name, value in tensors.items() if not bool(value.isfinite().all())]:
+        raise DataError(f"{path / TENSORS} holds numbers that are not finite, in {broken[0]}. Fit and save it again.")
+    try:
+        options = {name: _rebuild(name, value) for name, value in config["options"].items()}
+        options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
+        options["gate"] = None if config["gate"] is None else _gate(config["gate"])
+        return options, _from_words(dict(config["report"]))
+    except HeadtiltError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        raise DataError(f"{path} is not a bundle that this version understands: {error!r}. Save it again.") from error
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return an option as JSON can hold it."""
+    if name == "levels":
+        return [group.name if isinstance(group, FiniteGroup) else asdict(group) for group in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if callable(value):
+        raise OptionError(
+            f"{name} is a function of your own, which a bundle cannot hold. Pass it to ITS again instead."
+        )
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _rebuild(name: str, value: Any) -> Any:
+    if name == "levels":
+        return [_group(group) for group in value]
+    if name == "autocast" and value is not None:
+        dtype = getattr(torch, str(value), None)
+        if not isinstance(dtype, torch.dtype):
+            raise DataError(f"autocast must name a dtype; the bundle says {value!r}.")
+        return dtype
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _group(stored: dict[str, Any] | str | None) -> Group:
+    if stored is None or isinstance(stored, str):
+        return FINITE[stored or "reflection"]()
+    names = {item.name for item in fields(OneParameterGroup)}
+    algebra = tuple(tuple(float(entry) for entry in row) for row in stored["algebra"])
+    if set(stored) != names or [len(row) for row in algebra] != [3, 3, 3]:
+        raise DataError(f"a level must have {sorted(names)} and a 3×3 algebra; the bundle has {sorted(stored)}.")
+    ends = number("low", stored["low"]), number("high", stored["high"])
+    if not all(abs(value) <= FARTHEST for value in (*ends, *(entry for row in algebra for entry in row))):
+        raise DataError(f"a level must have ends and entries within ±{FARTHEST:,}; the bundle has {stored!r}.")
+    return OneParameterGroup(**{**stored, "algebra": algebra, "low": ends[0], "high": ends[1]})
+
+
+def _describe_calibrator(calibrator: Any) -> dict[str, Any] | None:
+    if calibrator is None:
+        return None
+    if calibrator == "batch":
+        return {"kind": "batch"}
+    if isinstance(calibrator, Balance):
+        return {"kind": "balance"}
+    if isinstance(calibrator, OrbitHead):
+        outputs, hidden = calibrator.network.state_dict()["7.weight"].shape
+        return {"kind": "head", "source": calibrator.source, "hidden": hidden, "outputs": outputs - 1}
+    if isinstance(calibrator, Prototypes):
+        return {"kind": "prototypes"}
+    if isinstance(calibrator, Neighbours):
+        return {"kind": "neighbours", "nearest": calibrator.nearest, "scale": calibrator.scale}
+    raise OptionError("calibrator is of your own making, which a bundle cannot hold. Pass it to ITS again instead.")
+
+
+def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> Any:
+    if stored is None:
+        return None
+    kind = stored["kind"]
+    if kind == "batch":
+        return "batch"
+    if kind == "balance":
+        return Balance(tensors["bias"], tensors.get("weight"))
+    if kind == "prototypes":
+        return Prototypes(tensors["means"], tensors["scale"])
+    if kind == "neighbours":
+        return Neighbours(tensors["bank"], int(stored["nearest"]), float(stored["scale"]))
+    if kind != "head":
+        raise DataError(f"the bundle has a calibrator of kind {kind!r}, which this version does not know.")
+    bias, per_class = tensors["bias"], int(stored["outputs"]) > 1
+    if per_class and int(stored["outputs"]) != len(bias):
+        raise DataError(f"the head has {stored['outputs']} outputs for {len(bias)} classes.")
+    head = OrbitHead(
+        bias,
+        tensors["mean"],
+        tensors["deviation"],
+        source=str(stored["source"]),
+        hidden=_width(stored, tensors["network.1.weight"]),
+        per_class=per_class,
+    )
+    head.load_state_dict(tensors)
+    return head.eval().requires_grad_(False)
+
+
+def _worded(value: Any) -> Any:
+    """Return a report in which infinities are words, since JSON has none."""
+    if isinstance(value, dict):
+        return {name: _worded(item) for name, item in value.items()}
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _from_words(value: Any) -> Any:
+    """Return a report with its infinities."""
+    if isinstance(value, dict):
+        return {name: _from_words(item) for name, item in value.items()}
+    return float(value) if value in ("inf", "-inf", "nan") else value
+
+
+def _describe_gate(gate: Gate | CautiousGate) -> dict[str, Any]:
+    # As words, since JSON has no infinity.
+    names = ("margin", "doubt") if isinstance(gate, CautiousGate) else THRESHOLDS
+    if not isinstance(gate, (Gate, CautiousGate)):
+        raise OptionError("gate is of your own making, which a bundle cannot hold. Pass it to ITS again instead.")
+    return {name: repr(getattr(gate, name)) for name in names}
+
+
+def _gate(stored: dict[str, Any]) -> Gate | CautiousGate:
+    if "doubt" in stored:
+        return CautiousGate(float(stored["margin"]), float(stored["doubt"]))
+    return Gate(*(float(stored[name]) for name in THRESHOLDS))
+
+
+def _width(stored: dict[str, Any], first: Tensor) -> int:
+    """Return the width of a network, which its tensors must bear out: a wide one takes memory before it is filled."""
+    width = int(stored["hidden"])
+    if first.shape[:1] != (width,):
+        raise DataError(f"the bundle speaks of a network {width} wide, and its tensors are {tuple(first.shape)}.")
+    return width
+
+
+def _tensors(name: str, module: Any) -> dict[str, Tensor]:
+    state = module.state_dict() if isinstance(module, nn.Module) else {}
+    return {f"{name}.{key}": value for key, value in state.items()}
+
+
+def _under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

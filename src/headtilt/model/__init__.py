@@ -1,0 +1,1 @@
+"""Asking a classifier: what it says of views, and leaving it as it was."""

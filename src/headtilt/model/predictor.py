@@ -1,0 +1,364 @@
+"""Asking the classifier about views: chunked passes, Monte-Carlo dropout, and a model that leaves as it came."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtilt.errors import ModelError, at_least, checked_seed
+from headtilt.geometry.warp import Interpolation, Padding, warp, warp_all
+from headtilt.model.chunking import (
+    ACTIVATION_BYTES,
+    activations,
+    automatic_chunk,
+    channels_last,
+    convolves_faster_with_channels_last,
+    even_size,
+    fitting_chunk,
+    kind_of,
+    out_of_memory,
+    takes_channels_last,
+)
+from headtilt.model.evidence import Evaluate, Evidence, concatenate, mean_prediction
+from headtilt.model.outputs import as_logits, check_finite, checked_model, logits_in
+from headtilt.model.state import Masks, Model, dropout_layers, dropout_masks, undisturbed
+from headtilt.model.taps import check_features, check_widths, found_taps, pooled, tap_names, tappable, taps
+
+
+class Predictor:
+    """Evidence of a model on images or on views of them, in bounded memory and without autograd.
+
+    Args:
+        model: An `nn.Module` or any callable (B, C, H, W) → logits (B, Y); an object with `.logits` or a dict will do.
+        mc_passes: How many dropout masks to average over; 1 is the deterministic model.
+        mc_sampled: Sample the mask even for a single pass.
+        seed: Seed of the dropout masks. A pass is one mask per layer, shared by all views (the paper's W ← ΛW), so
+            results depend neither on chunks nor on the batch.
+        chunk: Views per forward pass; None chooses by what the first chunk of a shape shows: its largest activation
+            should fit the cache, or the GPU's memory. Where memory runs out the chunk is halved, and stays so.
+        autocast: Reduced-precision dtype for `torch.autocast`, or None.
+        output_key: Key or attribute that holds the logits where the model returns a dict or an object.
+        features: Taps whose vectors, joined, are the features: names of modules, for what they are given, or with
+            ":out" behind them for what they give; "auto" finds them where there are any (see `taps`); None reads none.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        mc_passes: int = 1,
+        mc_sampled: bool = False,
+        seed: int = 0,
+        chunk: int | None = None,
+        autocast: torch.dtype | None = None,
+        output_key: str = "logits",
+        features: str | Sequence[str] | None = None,
+    ) -> None:
+        self.model = checked_model(model)
+        self.passes = at_least("mc_passes", mc_passes, 1)
+        self.sampled = mc_sampled or mc_passes > 1
+        self.seed = checked_seed(seed)
+        self.chunk = None if chunk is None else at_least("chunk", chunk, 1)
+        self.autocast = autocast
+        self.output_key = output_key
+        self.features = tap_names(features)
+        self.batched_passes: bool | None = None  # unknown until the first batch has been tried both ways
+        self.seen: tuple[int, ...] | None = None  # (C, H, W) of the views shown last
+        self.single_logit = False  # whether the model gave one logit, which is two classes inside
+        self.repeated = 0  # most elements that one view has at a dropout layer, which repeats it; seen at that trial
+        self.channels_last: bool | None = None  # unknown until the first batch has been tried both ways
+        self.chunks: dict[tuple[Any, ...], int] = {}  # views at once that each shape and device turned out to bear
+        self.masks: Masks = {}
+        if self.sampled:
+            dropout_layers(self.model)
+
+    def __call__(self, images: Tensor) -> Evidence:
+        """Return the evidence (B, …) of the images (B, C, H, W) as they are."""
+        return self._chunked(len(images), images, lambda part: images[part].clone())  # a model may write into its input
+
+    def views(
+        self,
+        images: Tensor,
+        index: Tensor,
+        poses: Tensor,
+        *,
+        padding: Padding = "zeros",
+        interpolation: Interpolation = "bilinear",
+    ) -> Evidence:
+        """Return the evidence (V, …) of image `index[v]` seen under `poses[v]`, never more than a chunk in memory.
+
+        Args:
+            images: (B, C, H, W).
+            index: (V,), which image each view shows.
+            poses: (V, 3, 3).
+            padding: See `warp`.
+            interpolation: See `warp`.
+        """
+
+        def view(part: slice) -> Tensor:
+            return warp(images[index[part]], poses[part], padding=padding, interpolation=interpolation)
+
+        return self._chunked(len(poses), images, view, unit=1)
+
+    def all_views(
+        self,
+        images: Tensor,
+        poses: Tensor,
+        *,
+        padding: Padding = "zeros",
+        interpolation: Interpolation = "bilinear",
+    ) -> Evidence:
+        """Return the evidence (B·P, …) of every image under every one of the poses, image by image.
+
+        The same as `views`, but each pose's grid is built and its weights are computed once for all images.
+
+        Args:
+            images: (B, C, H, W).
+            poses: (P, 3, 3).
+            padding: See `warp`.
+            interpolation: See `warp`.
+        """
+        blocks = images.chunk(-(-len(images) // self._chunk(images)))
+
+        def seen(block: Tensor) -> Evidence:
+            def view(part: slice) -> Tensor:
+                first, last = part.start // len(block), -(-part.stop // len(block))
+                views = warp_all(block, poses[first:last], padding=padding, interpolation=interpolation)
+                return views.flatten(0, 1)[part.start - first * len(block) : part.stop - first * len(block)]
+
+            found = self._chunked(len(block) * len(poses), block, view, unit=len(block)).reshape(len(poses), -1)
+            return found.transpose()
+
+        with undisturbed(self.model):
+            return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
+
+    def borrowed(self) -> AbstractContextManager[None]:
+        """Return a context in which calls need not restore the model one by one: leaving it does, whatever happened."""
+        return undisturbed(self.model)
+
+    def with_features(self, features: str | Sequence[str] | None) -> Predictor:
+        """Return a copy that also reads features; "auto" reads none where the model has none to read."""
+        other = copy.copy(self)
+        other.features = tap_names(features)
+        return other
+
+    def with_model(self, model: Model) -> Predictor:
+        """Return a copy for another model, which has to be callable and have dropout where it is sampled."""
+        other = copy.copy(self)
+        other.model, other.batched_passes, other.repeated = checked_model(model), None, 0
+        other.channels_last, other.chunks, other.masks = None, {}, {}
+        if other.sampled:
+            dropout_layers(other.model)
+        return other
+
+    def device_and_dtype(self, images: Tensor) -> tuple[torch.device, torch.dtype]:
+        """Return where the model lives and what it computes in; for a bare callable, what the images have."""
+        if isinstance(self.model, nn.Module):
+            for tensor in chain(self.model.parameters(), self.model.buffers()):
+                if tensor.is_floating_point():
+                    return tensor.device, tensor.dtype
+        return images.device, images.dtype
+
+    def _chunked(
+        self, count: int, images: Tensor, view: Callable[[slice], Tensor], unit: int | None = None
+    ) -> Evidence:
+        """Return the evidence of `count` views, a chunk at a time.
+
+        Args:
+            count: How many.
+            images: What they are views of.
+            view: Makes the views of a slice.
+            unit: A chunk is a multiple of it where it can be; None for the images as they came, which also keep their
+                layout: what the model says of them is its own answer, bit for bit.
+        """
+        self.seen = tuple(images.shape[1:])
+        device, dtype = self.device_and_dtype(images)
+        shape = (images.shape[1:], device)
+        parts: list[Evidence] = []
+
+        def views(part: slice) -> Tensor:
+            made = view(part).to(device=device, dtype=dtype)
+            if unit is None:
+                return made
+            spare = even_size(device, len(made), self._chunk(images)) - len(made)
+            if spare:
+                made = torch.cat([made, made[-1:].expand(spare, -1, -1, -1)])
+            return channels_last(made) if self.channels_last else made
+
+        with torch.no_grad(), undisturbed(self.model):
+            self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
+            with taps(self.model, self.features or ()) as read:
+                start = 0
+                while start < count:
+                    chunk = self._chunk(images)
+                    stop = min(start + (chunk // (unit or 1) * (unit or 1) or chunk), count)
+                    part = self._attempt(partial(views, slice(start, stop)), stop - start, images.shape[1:], read)
+                    if part is None:
+                        self.chunks[shape] = max((stop - start) // 2, 1)
+                        continue
+                    parts.append(part.at(slice(stop - start)))
+                    start = stop
+        check_widths(parts)
+        evidence = concatenate(parts)
+        check_finite(evidence.logits)
+        if evidence.features is not None:
+            check_features(evidence.features)
+        return evidence
+
+    def _chunk(self, images: Tensor) -> int:
+        """Return how many views of such images to run at once."""
+        device, _ = self.device_and_dtype(images)
+        return self.chunks.get((images.shape[1:], device)) or self.chunk or automatic_chunk(images)
+
+    def _get_acquainted(self, shape: tuple[Any, ...], few: Callable[[], Tensor]) -> None:
+        """Find out, at the first views of a shape, how many the device bears at once and in which layout they run."""
+        device = shape[-1]
+        if self.features == "auto":
+            self.features = found_taps(self.model, self._forward, few()[:1])
+        if self.channels_last is None and not convolves_faster_with_channels_last(self.model, device):
+            self.channels_last = False
+        measured = shape in self.chunks or self.chunk is not None or not isinstance(self.model, nn.Module)
+        if measured and self.channels_last is not None:
+            return
+        views = few()
+        try:
+            with activations(self.model, len(views)) as sizes:
+                plain = self._forward(views, eager=True)  # hooks and compiled code do not go together
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            sizes = [ACTIVATION_BYTES[kind_of(device)]]  # one view at a time, then
+        else:
+            if self.channels_last is None:
+                self.channels_last = takes_channels_last(self._forward, few(), plain, self.autocast)
+        if not measured:
+            self.chunks[shape] = fitting_chunk(device, max(sizes, default=1))
+
+    def _attempt(
+        self, views: Callable[[], Tensor], count: int, shape: tuple[int, ...], read: list[list[Tensor]]
+    ) -> Evidence | None:
+        """Return the evidence of a chunk of `count` views of a shape, or None where memory ran out and less may do."""
+        try:
+            return self._evidence(views(), read)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            if count == 1 and not (self.sampled and self.batched_passes is not False):
+                raise ModelError(f"model raised on views of shape {(1, *shape)}: {error}") from error
+        if count == 1:
+            self.batched_passes = False  # less than one view is one pass of it
+        for tap in read:
+            tap.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
+
+    def _evidence(self, views: Tensor, read: list[list[Tensor]]) -> Evidence:
+        if not self.sampled:
+            logits = self._forward(views)
+            return Evidence(logits, pooled(read, 1, len(views)))
+        if self.batched_passes is None:
+            self.batched_passes = self._passes_agree(views, read)
+        # What dropout repeats must not take more memory than the chunk itself, or than activations may anyway.
+        room = views.numel()
+        if self.chunk is None:
+            room = max(room, ACTIVATION_BYTES[kind_of(views.device)] // views.element_size())
+        most = room // max(self.passes * self.repeated, 1) if self.batched_passes else len(views)
+        return concatenate([self._averaged(part, read) for part in views.split(max(most, 1))])
+
+    def _averaged(self, views: Tensor, read: list[list[Tensor]]) -> Evidence:
+        """Return the evidence of views averaged over the dropout passes."""
+        stacked = self._batched(views, self.passes) if self.batched_passes else self._one_by_one(views, self.passes)
+        features = pooled(read, self.passes, len(views))
+        return Evidence(mean_prediction(stacked), features)
+
+    def _passes_agree(self, views: Tensor, read: list[list[Tensor]]) -> bool:
+        """Return whether running the passes as one batch behind the first dropout layer is the plain computation."""
+        # Two different views: one alone could be broadcast where a model adds what was repeated to what was not.
+        few = views[:2] if len(views) > 1 else torch.cat([views, views.flip(-1)])
+        plain = self._one_by_one(few, 2)
+        try:
+            return torch.allclose(self._batched(few.clone(), 2), plain, rtol=1e-3, atol=1e-4)
+        except ModelError:
+            return False
+        finally:
+            for tap in read:
+                tap.clear()
+
+    def _one_by_one(self, views: Tensor, passes: int) -> Tensor:
+        return torch.stack([self._masked(views.clone(), range(number, number + 1)) for number in range(passes)])
+
+    def _batched(self, views: Tensor, passes: int) -> Tensor:
+        return self._masked(views, range(passes)).reshape(passes, len(views), -1)
+
+    def _masked(self, views: Tensor, passes: range) -> Tensor:
+        with dropout_masks(dropout_layers(self.model), passes, self.seed, self.masks) as sizes:
+            logits = self._forward(views, copies=len(passes))
+        self.repeated = max(sizes, default=0)
+        return logits
+
+    def _forward(self, views: Tensor, copies: int = 1, eager: bool = False) -> Tensor:
+        try:
+            with ExitStack() as stack:
+                if self.autocast is not None:
+                    stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
+                # Compiled code passes the taps by.
+                output = (tappable(self.model) if self.features or eager else self.model)(views)
+            self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
+        except Exception as error:
+            if isinstance(error, ModelError) or out_of_memory(error):
+                raise
+            raise ModelError(f"model raised on views of shape {tuple(views.shape)}: {error}") from error
+        return as_logits(output, self.output_key, len(views) * copies)
+
+
+@dataclass(frozen=True)
+class Views:
+    """An `Evaluate`: what a predictor says of views of these images, and a calibrator of that.
+
+    Attributes:
+        predictor: Whom to ask.
+        images: (B, C, H, W).
+        padding: See `warp`.
+        interpolation: See `warp`.
+        calibrate: From evidence to evidence; None leaves it as it is.
+    """
+
+    predictor: Predictor
+    images: Tensor
+    padding: Padding = "zeros"
+    interpolation: Interpolation = "bilinear"
+    calibrate: Callable[[Evidence], Evidence] | None = None
+
+    def __call__(self, index: Tensor, poses: Tensor) -> Evidence:
+        """Return the evidence (V, …) of image `index[v]` seen under `poses[v]`."""
+        seen = self.predictor.views(self.images, index, poses, padding=self.padding, interpolation=self.interpolation)
+        return seen if self.calibrate is None else self.calibrate(seen)
+
+    def of(self, rows: Tensor) -> Views:
+        """Return the views of those images (n,) alone, in rising order."""
+        return self if len(rows) == len(self.images) else replace(self, images=self.images[rows])
+
+    def everywhere(self, poses: Tensor) -> Evidence:
+        """Return the evidence (B·P, …) of every image under every pose (P, 3, 3), image by image."""
+        seen = self.predictor.all_views(self.images, poses, padding=self.padding, interpolation=self.interpolation)
+        return seen if self.calibrate is None else self.calibrate(seen)
+
+
+def everywhere(evaluate: Evaluate, batch: int, poses: Tensor) -> Evidence:
+    """Return the evidence (B·P, …) of each of `batch` images under each of the poses (P, 3, 3), image by image.
+
+    `Views` knows a short cut; any other callable is asked view by view.
+    """
+    if isinstance(evaluate, Views):
+        return evaluate.everywhere(poses)
+    index = torch.arange(batch, device=poses.device).repeat_interleave(poses.shape[0])
+    return evaluate(index, poses.repeat(batch, 1, 1))

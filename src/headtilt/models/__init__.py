@@ -1,1 +1,0 @@
-"""The paper's networks and the weights that come with the package."""

@@ -1,0 +1,1 @@
+"""All that serves the reproduction of the paper: data, networks, baselines, experiments."""

@@ -1,0 +1,185 @@
+"""What all items share: what a study is given, a store to go on from after an interruption, the files it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import headtilt
+from headtilt import plot
+from headtilt.errors import DataError, OptionError
+from headtilt.paper.data import load as load_data
+from headtilt.paper.experiments.report import metadata, need_matplotlib, to_json, write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Progress = Callable[[str, int, int], None]
+Report = dict[str, Any]
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What to do, and where.
+
+    Attributes:
+        out: Folder for the numbers and the figures.
+        quick: Whether small sizes will do.
+        device: Where to run.
+        folders: Where to look for data.
+        datasets: In place of the item's own.
+        model: Spec of the photograph classifier, for the items that have one; None takes MobileNetV2 from the data.
+        sizes: Sizes of the item to change, by name.
+        progress: Called with (what is being done, done, of how many).
+        command: What was typed.
+    """
+
+    out: Path = Path("results")
+    quick: bool = False
+    device: str = "cpu"
+    folders: list[Path] | None = None
+    datasets: tuple[str, ...] | None = None
+    model: str | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    progress: Progress | None = None
+    command: str = ""
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Tell whoever listens how far it is."""
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+    def available(self, datasets: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
+        """Return which of the data sets can be read, and of the others why not; an error where none can."""
+        wanted = {name: self._missing(name) for name in self.datasets or datasets}
+        there = [name for name, reason in wanted.items() if reason is None]
+        reasons = {name: reason for name, reason in wanted.items() if reason is not None}
+        if not there:
+            raise DataError(next(iter(reasons.values())))
+        return there, reasons
+
+    def _missing(self, dataset: str) -> str | None:
+        try:
+            load_data(dataset, "test", folders=self.folders, limit=1)
+        except DataError as error:
+            return str(error)
+        return None
+
+
+class Item(Protocol):
+    """One table or figure of the paper: a module with these names."""
+
+    NAME: str
+    TITLE: str
+    FULL: Any
+    QUICK: Any
+    PAPER: dict[str, Any]
+
+    @staticmethod
+    def measure(study: Study, size: Any, store: Store) -> Report:
+        """Return what was measured, `verdict` included."""
+
+    @staticmethod
+    def draw(report: Report) -> dict[str, Figure]:
+        """Return the figures by file name, drawn from the report alone."""
+
+
+class Store:
+    """Units of work that are done, each in a file of its own, so that a run goes on where it stopped.
+
+    Args:
+        folder: For the files; another for other settings.
+        tell: Told about progress.
+    """
+
+    def __init__(self, folder: Path, tell: Progress | None = None) -> None:
+        self.folder, self._tell = folder, tell
+
+    def gather(self, jobs: Mapping[Key, Callable[[], Any]]) -> dict[Key, Any]:
+        """Return the result of each job as it reads back from JSON; those found in the folder are not done again."""
+        found: dict[Key, Any] = {}
+        for number, (key, job) in enumerate(jobs.items()):
+            words = [str(part) for part in key] if isinstance(key, tuple) else [str(key)]
+            if self._tell is not None:
+                self._tell(" · ".join(words), number, len(jobs))
+            path = self.folder / (re.sub(r"[^\w.+-]+", "_", "-".join(words)) + ".json")
+            found[key] = read_json(path) if path.exists() else self._do(path, job)
+        return found
+
+    def within(self, *names: str) -> Store:
+        """Return the store of a part of the work, such as that on one data set."""
+        return Store(self.folder / "+".join(names), self._tell)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.parent.is_dir() and not any(self.folder.parent.iterdir()):
+            self.folder.parent.rmdir()
+
+    @staticmethod
+    def _do(path: Path, job: Callable[[], Any]) -> Any:
+        # Through JSON at once, so that a run in one go and one in two give the same numbers.
+        value = json.loads(to_json(job()))
+        write_json(path, value)
+        return value
+
+
+def reproduce(item: Item, study: Study) -> list[Path]:
+    """Return the files written: NAME.json and the figures drawn from it."""
+    need_matplotlib()
+    size = sized(item, study)
+    settings = {
+        "quick": study.quick,
+        "device": study.device.partition(":")[0],
+        "model": study.model,
+        "sizes": asdict(size),
+    }
+    store = Store(study.out / ".partial" / f"{item.NAME}-{digest(settings)}", study.progress)
+    report = {
+        "name": item.NAME,
+        "title": item.TITLE,
+        **settings,
+        "datasets": study.datasets,
+        **item.measure(study, size, store),
+        "paper": item.PAPER,
+        **metadata(study.command),
+    }
+    path = write_json(study.out / f"{item.NAME}.json", report)
+    figures = redraw(item, study.out)
+    if study.datasets is None:  # parts of a whole are kept for it
+        store.clear()
+    return [path, *figures]
+
+
+def redraw(item: Item, out: Path) -> list[Path]:
+    """Return the figures, drawn again from NAME.json alone."""
+    path = out / f"{item.NAME}.json"
+    if not path.exists():
+        raise OptionError(f"{path} is not there to draw from. Run headtilt reproduce {item.NAME} first.")
+    return [plot.save(figure, out / f"{name}.png") for name, figure in item.draw(read_json(path)).items()]
+
+
+def sized(item: Item, study: Study) -> Any:
+    """Return the item's sizes, with the study's changes."""
+    return replace(item.QUICK if study.quick else item.FULL, **study.sizes)
+
+
+def digest(settings: Any) -> str:
+    """Return a short name of settings and version: units measured under others are not mixed with these."""
+    text = to_json({"version": headtilt.__version__, "settings": settings})
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}). Delete it and run again.") from error

@@ -1,0 +1,81 @@
+"""Networks of the zoo for experiments: those that are not there yet are trained now, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from headtilt.io.weights import save_tensors
+from headtilt.paper.data import load as load_data
+from headtilt.paper.train import RECIPES, Augment, Progress, Recipe, train
+from headtilt.sources.fetch import cache_folder
+from headtilt.sources.zoo import empty, parse, stored
+
+
+def load(
+    spec: str,
+    *,
+    device: str | torch.device = "cpu",
+    folders: list[Path] | None = None,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Return the network of a spec in eval mode: packaged, cached, or trained now and cached.
+
+    Args:
+        spec: See `headtilt.sources.zoo.load`.
+        device: Where it should live, and be trained if it must be.
+        folders: Where to look for training data.
+        progress: Called while training.
+    """
+    name, seed = parse(spec)
+    return kept(f"{name}-{seed}", empty(name), lambda: fresh(name, seed, device, folders, progress=progress), device)
+
+
+def kept(stem: str, network: nn.Module, make: Callable[[], nn.Module], device: str | torch.device) -> nn.Module:
+    """Return the network with the weights stored under `stem`, or what `make` returns, which is then stored.
+
+    Args:
+        stem: File name without its ending, in the package or in the cache.
+        network: An untrained network to load the weights into.
+        make: Trains one.
+        device: Where it should live.
+    """
+    found = stored(stem, network, device)
+    if found is None:
+        found = make()
+        save_tensors(cache_folder() / "zoo" / f"{stem}.safetensors", found.state_dict())
+    return found
+
+
+def fresh(
+    name: str,
+    seed: int,
+    device: str | torch.device = "cpu",
+    folders: list[Path] | None = None,
+    *,
+    recipe: Recipe | None = None,
+    augment: Augment | None = None,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Return a network trained now, by its data set's recipe or another; interrupted, it goes on where it stopped."""
+    data = load_data(name, "train", folders=folders)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = empty(name)
+    recipe = recipe or RECIPES[name]
+    how = f"{'plain' if augment is None else 'augmented'}-{recipe.epochs}"
+    checkpoint = cache_folder() / "zoo" / f".{name}-{how}-{seed}.partial.safetensors"
+    return train(
+        network,
+        data.images,
+        data.labels,
+        recipe,
+        seed=seed,
+        device=device,
+        augment=augment,
+        checkpoint=checkpoint,
+        progress=progress,
+    )

@@ -1,0 +1,259 @@
+"""Images in, from wherever they come: EXIF orientation applied, as RGB, cut to the square that a model sees."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headtilt.errors import DataError, MissingExtraError
+from headtilt.sources import Adapted
+from headtilt.sources.decode import SUFFIXES, flattened, refuse_programs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_PIXELS = 100_000_000
+NAMED_AS_IMAGES = SUFFIXES | {".gif", ".jfif", ".jpe", ".pgm", ".pbm", ".tga", ".avif", ".jp2", ".mpo"}
+LONGEST = 8  # times the shorter side: of longer images the middle is taken before they are resized
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What files, folders and globs name.
+
+    Attributes:
+        paths: The files to read, each once.
+        roots: The folder in which each was found, by path; a file that was named itself has none.
+        passed_over: Files of those folders that are not named as images.
+    """
+
+    paths: tuple[Path, ...]
+    roots: dict[Path, Path]
+    passed_over: tuple[Path, ...]
+
+
+def find(sources: Iterable[str | Path]) -> list[Path]:
+    """Return the image files that files, folders (searched to the bottom) and globs name, each once, folders sorted.
+
+    A file that is named itself is taken whatever it is called. In folders those count that are named as images; names
+    that begin with a dot are left out. What does not exist is returned as well, so that whoever reads it can say so.
+    """
+    return list(survey(sources).paths)
+
+
+def survey(sources: Iterable[str | Path]) -> Survey:
+    """Return what `find` does, and what it passed over."""
+    paths: dict[Path, None] = {}
+    roots: dict[Path, Path] = {}
+    other: dict[Path, None] = {}
+    for source in sources:
+        path = Path(source).expanduser()
+        matches = [] if path.exists() else sorted(map(Path, glob(str(path), recursive=True)))
+        for match in matches or [path]:
+            if not match.is_dir():
+                paths[match] = None
+                continue
+            for file in _files(match):
+                # A folder that may not be opened has no name for an image, but must not go unmentioned.
+                if file.suffix.lower() in NAMED_AS_IMAGES or file.is_dir():
+                    paths[file] = None
+                    roots.setdefault(file, match)
+                else:
+                    other[file] = None
+    return Survey(tuple(paths), roots, tuple(path for path in other if path not in paths))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files beneath a folder, sorted, and the folders that could not be opened."""
+    closed: list[Path] = []
+    for place, inner, files in os.walk(folder, onerror=lambda error: closed.append(Path(error.filename))):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
+    yield from closed
+
+
+def read(source: Any, *, most_pixels: int = MOST_PIXELS) -> Tensor:
+    """Return an image as RGB (3, H, W) in [0, 1], turned upright by its EXIF orientation.
+
+    Args:
+        source: See `upright`.
+        most_pixels: Larger images are refused before they are decoded.
+    """
+    return _tensor(upright(source, most_pixels=most_pixels))
+
+
+def prepare(image: Tensor | Image, adapted: Adapted) -> Tensor:
+    """Return the centre square (C, size, size) that the model sees of an image, nothing stretched.
+
+    Args:
+        image: (3, H, W) in [0, 1], or a PIL image such as `upright` returns: resized in bytes, as most sources do it.
+        adapted: Whose resize, size and channels count.
+    """
+    tensor = isinstance(image, Tensor)
+    height, width = image.shape[-2:] if isinstance(image, Tensor) else (image.height, image.width)
+    shorter, longer = min(height, width), LONGEST * min(height, width)
+    if max(height, width) > longer:
+        image = _centre(image, min(height, longer), min(width, longer))
+        height, width = min(height, longer), min(width, longer)
+    # As all the sources do it: the longer side is rounded down.
+    sides = [max(int(adapted.resize * side / shorter), adapted.size) for side in (height, width)]
+    resized = _resized(image, sides[0], sides[1], adapted.resample)
+    square = _centre(resized, adapted.size, adapted.size)
+    pixels = square if tensor else _tensor(square)
+    # The weights of luma, as in what PIL makes of colours.
+    luma = pixels.new_tensor([0.299, 0.587, 0.114])[:, None, None]
+    return (pixels * luma).sum(0, keepdim=True) if adapted.channels == 1 else pixels
+
+
+def square_of(source: Any, adapted: Adapted, *, most_pixels: int = MOST_PIXELS) -> Tensor:
+    """Return what the model sees (C, size, size) of a source, read in bytes: a fraction of the memory of `read`."""
+    return prepare(upright(source, most_pixels=most_pixels), adapted)
+
+
+def upright(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
+    """Return an image in RGB, turned upright by its EXIF orientation.
+
+    Args:
+        source: A path, the bytes of a file or an open one, a PIL image, or an array or tensor: (H, W), (H, W, C) or
+            (C, H, W) with up to four channels; bytes, 16-bit numbers, or floats and truth values in 0 … 1.
+        most_pixels: Larger images are refused before they are decoded. Pillow itself refuses at about 179 million.
+    """
+    name = name_of(source)
+    image = opened(source, most_pixels=most_pixels)
+    try:
+        return flattened(_levelled(_turned(image)), "RGB")
+    except Exception as error:
+        raise DataError(f"{name} has pixels of mode {image.mode} that cannot be made RGB ({error}).") from error
+
+
+def opened(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
+    """Return a source as a decoded PIL image in its own mode, first frame, EXIF orientation not yet applied."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise MissingExtraError("pillow", "data") from error
+    name = name_of(source)
+    try:
+        with warnings.catch_warnings(), ExitStack() as stack:
+            # Pillow warns where a file might be a bomb, and of metadata that it passes over; the limit is ours.
+            warnings.simplefilter("ignore")
+            if isinstance(source, (str, Path)):
+                _check_file(Path(source))
+                image: Image.Image = Image.open(stack.enter_context(Path(source).open("rb")))
+            elif isinstance(source, Image.Image):
+                image = source
+            elif isinstance(source, (np.ndarray, Tensor)):
+                image = Image.fromarray(_bytes(source))
+            else:
+                held = isinstance(source, (bytes, bytearray, memoryview))
+                image = Image.open(io.BytesIO(source) if held else source)
+            refuse_programs(image, name)
+            if image.width * image.height > most_pixels:
+                raise DataError(f"{name} has {image.width}×{image.height} pixels, more than {most_pixels:,}.")
+            image.load()
+    except DataError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{name} has more pixels than {most_pixels:,}; it may be a decompression bomb.") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"{name} is no image, or of a kind that Pillow does not know, whatever it is named.") from error
+    except PermissionError as error:
+        raise DataError(f"{name} may not be read: permission denied.") from error
+    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
+        raise DataError(f"{name} could not be decoded as an image ({str(error) or type(error).__name__}).") from error
+    return image
+
+
+def name_of(source: Any) -> str:
+    """Return what to call a source: its path, or just "image"."""
+    return str(source) if isinstance(source, (str, Path)) else "image"
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        try:
+            next(path.iterdir(), None)
+        except PermissionError as error:
+            raise DataError(f"{path} is a folder that may not be opened: permission denied.") from error
+        raise DataError(f"{path} is a folder, not an image.")
+    if not path.exists():
+        raise DataError(f"{path} does not exist.")
+    if not path.is_file():
+        raise DataError(f"{path} is no regular file.")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty.")
+
+
+def _turned(image: Image) -> Image:
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # broken metadata, of which Pillow raises as many kinds as of broken files; the pixels are fine
+        return image
+
+
+def _levelled(image: Image) -> Image:
+    """Return an image of floats as bytes: those of 0 … 1, of 0 … 255 and of 0 … 65535 are told apart by the largest."""
+    from PIL import Image as Pillow
+
+    if image.mode != "F":
+        return image
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    top = next((top for top in (1.0, 255.0) if values.max(initial=0) <= top), 65535.0)
+    return Pillow.fromarray((values.clip(0, top) / top * 255).round().astype(np.uint8))
+
+
+def _bytes(array: Any) -> Any:
+    """Return an array or tensor as bytes (H, W) or (H, W, C)."""
+    pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 2, 3, 4) and pixels.shape[2] not in (1, 2, 3, 4):
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    if pixels.ndim not in (2, 3) or 0 in pixels.shape:
+        raise DataError(f"an array must be (H, W), (H, W, C) or (C, H, W); got {array.shape}.")
+    if pixels.dtype == np.uint16:
+        pixels = (pixels / 257).round()
+    elif pixels.dtype.kind in "fb":
+        if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > 1:
+            raise DataError("an array of floats must lie in 0 … 1. Divide by its largest value, or give bytes.")
+        pixels = (pixels.astype(np.float64) * 255).round()
+    elif pixels.dtype != np.uint8:
+        raise DataError(f"an array must hold bytes, 16-bit numbers or floats in 0 … 1; got {pixels.dtype}.")
+    return np.ascontiguousarray(pixels.astype(np.uint8))
+
+
+def _resized(image: Any, height: int, width: int, resample: str) -> Any:
+    if isinstance(image, Tensor):
+        mode = resample if resample in ("bilinear", "bicubic") else "bicubic" if resample == "lanczos" else "bilinear"
+        if resample == "nearest":
+            return torch.nn.functional.interpolate(image[None], (height, width), mode="nearest-exact")[0]
+        return torch.nn.functional.interpolate(image[None], (height, width), mode=mode, antialias=True)[0].clamp(0, 1)
+    from PIL import Image as Pillow
+
+    return image.resize((width, height), Pillow.Resampling[resample.upper()])
+
+
+def _centre(image: Any, height: int, width: int) -> Any:
+    """Return the middle of an image, of that size."""
+    if isinstance(image, Tensor):
+        top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
+        return image[..., top : top + height, left : left + width]
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def _tensor(image: Image) -> Tensor:
+    return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 255

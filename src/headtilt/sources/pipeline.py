@@ -1,0 +1,56 @@
+"""A `transformers` image-classification pipeline that tilts its head."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtilt.errors import MissingExtraError, OptionError
+from headtilt.its import ITS
+
+
+def for_pipeline(model: Any, robust: ITS, image_processor: Any) -> Any:
+    """Return a copy of a `transformers` classifier that answers with `robust`, for `transformers.pipeline`.
+
+    The processor normalises before the model, and the search wants raw pixels, whose padding is right; so what the
+    processor did is undone first.
+
+    Args:
+        model: The classifier; it is not changed and shares its weights with the copy.
+        robust: From raw pixels in [0, 1] to logits of the same classes, such as an `ITS` around the model.
+        image_processor: The processor that the pipeline will use.
+
+    Examples:
+        >>> robust = ITS(headtilt.sources.hf.load("path").model)  # doctest: +SKIP
+        >>> tilting = for_pipeline(model, robust, processor)  # doctest: +SKIP
+        >>> classify = pipeline("image-classification", model=tilting, image_processor=processor)  # doctest: +SKIP
+    """
+    try:
+        from transformers.modeling_outputs import ImageClassifierOutput
+    except ImportError as error:
+        raise MissingExtraError("transformers", "hf") from error
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        raise OptionError(f"model must be a transformers classifier; got {type(model).__name__}.")
+    mean, deviation = undone(image_processor)
+
+    def forward(pixel_values: Tensor, **_: Any) -> Any:
+        images = pixel_values.float() * deviation.to(pixel_values.device) + mean.to(pixel_values.device)
+        return ImageClassifierOutput(logits=robust(images))
+
+    tilting = copy.copy(model)
+    tilting.forward = forward
+    return tilting
+
+
+def undone(image_processor: Any) -> tuple[Tensor, Tensor]:
+    """Return what to add and to multiply by, each (1, C, 1, 1), to get raw pixels in [0, 1] back from a processor's."""
+    # Pixels are bytes to a processor; one that does not rescale leaves them between 0 and 255.
+    factor = 255 * float(image_processor.rescale_factor) if image_processor.do_rescale else 255.0
+    mean, deviation = [0.0], [1.0]
+    if image_processor.do_normalize:
+        mean, deviation = list(image_processor.image_mean), list(image_processor.image_std)
+    shape = (1, -1, 1, 1)
+    return torch.tensor(mean).reshape(shape) / factor, torch.tensor(deviation).reshape(shape) / factor

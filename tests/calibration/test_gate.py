@@ -1,0 +1,468 @@
+"""The gate keeps the bare answer unless it is clearly beaten, and holds its promise without a label."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import headtilt as ht
+from headtilt.calibration.balance import Balance
+from headtilt.calibration.gate import CautiousGate, Gate, Promise, against, exit_for, margin_for, quantile_for, rival
+from headtilt.calibration.verdict import straight
+from headtilt.model.evidence import Evidence
+from headtilt.paper import data as ht_data
+from headtilt.paper.data.perturb import draw, perturb_dataset
+from headtilt.result import Posture, concatenate, read_out
+from headtilt.search.run import decide
+
+from .toys import found, twin
+
+# --- thresholds by hand -----------------------------------------------------------------------------------------------
+
+
+def leads(count: int, seed: int) -> torch.Tensor:
+    """Log-odds of the best rival against the bare answer of upright images: most lie far below zero."""
+    generator = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(count, generator=generator) - 6
+
+
+def test_fewer_images_of_the_same_distribution_never_give_a_smaller_margin_on_average():
+    means = [
+        sum(margin_for(leads(count, seed), torch.ones(count), 0.5) for seed in range(200)) / 200
+        for count in (40, 80, 160, 640)
+    ]
+    assert means == sorted(means, reverse=True)
+    assert means[0] > means[-1] + 0.5
+
+
+@pytest.mark.parametrize("count", [60, 200, 1000])
+def test_a_margin_costs_about_what_was_promised_or_less_on_images_to_come(count):
+    """Answers are replaced where the lead reaches the margin, and each costs one."""
+    future, spent = leads(20_000, 999), []
+    for seed in range(60):
+        margin = margin_for(leads(count, seed), torch.ones(count), 0.5)
+        spent.append(100 * float((future >= margin).double().mean()))
+    assert sum(spent) / len(spent) < 0.75
+
+
+def test_what_costs_more_makes_a_larger_margin_and_what_costs_next_to_nothing_is_not_free():
+    lead = leads(300, 0) + 6
+    margins = [margin_for(lead, torch.full((300,), cost), 0.5) for cost in (1.0, 0.5, 0.05, -1.0)]
+    assert margins == sorted(margins, reverse=True)
+    assert margins[0] > margins[1]
+    assert margins[2] == margins[3] > 0
+
+
+def test_a_promise_of_nothing_is_an_infinite_margin_and_one_of_everything_is_none():
+    assert margin_for(leads(100, 0), torch.ones(100), 0.0) == math.inf
+    assert margin_for(leads(100, 0), torch.ones(100), 100.0) == 0.0
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_handful_of_images_gives_a_margin_too(count):
+    assert margin_for(leads(count, 0), torch.ones(count), 0.5) >= 0
+    assert margin_for(torch.zeros(count), torch.zeros(count), 0.5) >= 0
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 999),
+    count=st.integers(3, 60),
+    points=st.lists(st.just(0.0) | st.floats(1e-6, 100), min_size=2, max_size=5),
+)
+def test_a_larger_promise_never_raises_a_threshold(seed, count, points):
+    lead = leads(count, seed)
+    generator = torch.Generator().manual_seed(seed)
+    cost, harm = torch.rand(count, generator=generator), torch.randint(-1, 2, (count,), generator=generator)
+    points = sorted(points)
+    for thresholds in (
+        [margin_for(lead, cost, value) for value in points],
+        [exit_for(lead, harm, value) for value in points],
+        [quantile_for(lead, value) for value in points],
+    ):
+        assert thresholds == sorted(thresholds, reverse=True)
+
+
+SCORES, HARM = torch.tensor([3.0, 5.0, 2.0, 4.0]), torch.tensor([-1, 0, 1, 1])  # by score: 0, 1, −1, 1
+
+
+@pytest.mark.parametrize(
+    ("points", "leaving"), [(0.0, set()), (19.9, set()), (20.0, {5.0}), (40.0, {5.0, 4.0, 3.0}), (60.0, {5, 4, 3, 2})]
+)
+def test_the_exit_lets_images_go_as_long_as_the_promise_lasts_with_one_loss_to_spare(points, leaving):
+    threshold = exit_for(SCORES, HARM, points)
+    assert {value for value in SCORES.tolist() if value >= threshold} == leaving
+
+
+def test_what_leaving_early_saves_pays_for_nothing_that_it_loses():
+    assert exit_for(SCORES, HARM, 20.0) == exit_for(SCORES, HARM.clamp_min(0), 20.0)
+    assert exit_for(SCORES, torch.zeros(4), 0.0) == math.inf
+    assert exit_for(SCORES, torch.zeros(4), 20.0) == -math.inf
+
+
+@pytest.mark.parametrize(("points", "above"), [(1.0, 0), (4.9, 0), (5.0, 0), (10.0, 1), (50.0, 9)])
+def test_a_quantile_is_exceeded_by_no_more_than_the_promise_of_images_to_come(points, above):
+    """Of nineteen images each twentieth part of what is to come lies above one more of them."""
+    scores = torch.arange(19.0)
+    assert int((scores >= quantile_for(scores, points)).sum()) == above
+    if points < 5:
+        assert quantile_for(scores, points) == math.inf
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0, 1e3, 1e5])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_thresholds_exclude_the_image_they_were_set_for_at_any_size(size, sign):
+    """In single precision 1e-6 above 40 is 40."""
+    value = torch.tensor([sign * size] * 2)
+    assert not bool((value * (1 + 5e-7 * sign) > quantile_for(value, 60.0)).any())
+    assert not bool((value >= exit_for(value, torch.tensor([0, 1]), 40.0)).any())
+
+
+@pytest.mark.parametrize("value", [-0.1, 100.1, math.nan, "1", None, True], ids=str)
+@pytest.mark.parametrize("name", ["upright", "tilted", "turned"])
+def test_promises_that_mean_nothing_are_refused(name, value):
+    with pytest.raises(ht.OptionError, match=f"{name} must be points between 0 and 100"):
+        Promise(**{name: value})
+
+
+def test_promises_may_be_numbers_of_numpy():
+    assert Promise(np.float32(0.5), np.int64(1), np.float64(2)) == Promise(0.5, 1, 2)
+
+
+# --- gates by hand ----------------------------------------------------------------------------------------------------
+
+
+def test_log_odds_are_those_of_the_best_class_against_the_bare_one():
+    bare = Evidence(torch.eye(3)[:2])
+    answer = torch.tensor([[1.0, 6.0, 2.0], [0.5, 3.0, 1.0]])
+    assert against(bare, answer).tolist() == [5.0, 0.0]
+    lead, which = rival(bare, answer)
+    assert lead.tolist() == [5.0, -2.0]
+    assert which.tolist() == [1, 2]
+
+
+def test_a_plain_gate_compares_log_odds_of_the_answer_with_its_margin():
+    bare = Evidence(torch.eye(3)[:2])
+    answer = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 0.5]])
+    for margin, kept in ((0.5, [False, False]), (1.5, [False, True]), (2.5, [True, True])):
+        assert Gate(margin).keeps(bare, found(answer, answer), answer).tolist() == kept
+    assert not bool(Gate(1.0).leaves_early(bare).any())
+
+
+@pytest.mark.parametrize("readout", ["incumbent", "marginal"])
+def test_the_gate_judges_the_answer_that_is_given(readout):
+    """The best view says 1 by two, all views together say 2 by one: only one of them is the answer."""
+    bare = Evidence(torch.tensor([[9.0, 0.0, 0.0]]))
+    views, marginal = torch.tensor([[0.0, 2.0, 0.0]]), torch.tensor([[0.0, 0.0, 1.0]])
+    seen = found(marginal, marginal)
+    seen = type(seen)(
+        **{**seen.__dict__, "beam": type(seen.beam)(**{**seen.beam.__dict__, "evidence": Evidence(views[:, None])})}
+    )
+    label, lead = (1, 2.0) if readout == "incumbent" else (2, 1.0)
+    for margin, answered in ((lead - 0.1, label), (lead + 0.1, 0)):
+        decided = decide(bare, seen, Gate(margin), readout)
+        assert decided.logits.argmax(1).tolist() == [answered]
+        assert decided.kept.tolist() == [answered == 0]
+    judged = straight(bare, read_out(seen, readout)[0], None, torch.tensor([[0.2, 0.3, 0.5]]))
+    assert judged.lead.tolist() == [lead]
+    assert judged.cost.tolist() == pytest.approx([0.2 - (0.3 if label == 1 else 0.5)])
+
+
+def test_an_image_leaves_early_where_the_head_is_sure_enough_that_it_is_upright():
+    root = Evidence(torch.zeros(3, 2), upright=torch.tensor([[1.0], [2.0], [3.0]]))
+    assert Gate(0.0, 2.0).leaves_early(root).tolist() == [False, True, True]
+    assert not bool(Gate(0.0).leaves_early(root).any())
+    assert bool(Gate(0.0, -math.inf).leaves_early(root).all())
+
+
+def test_labels_and_poses_are_judged_each_by_itself():
+    turn = ht.rotation().matrix(torch.tensor(1.0))
+    bare = Evidence(torch.tensor([[1.0, 0.0]] * 4))
+    answer = torch.tensor([[0.0, 3.0], [0.0, 3.0], [0.0, 0.5], [0.0, 0.5]])
+    tilted = torch.tensor([5.0, -5.0, 5.0, -5.0])
+    seen = found(answer, answer)
+    seen = type(seen)(**{**seen.__dict__, "posture": Posture(turn.expand(4, 3, 3), tilted, torch.full((4,), 0.5))})
+    decided = decide(bare, seen, Gate(1.0, turn_at=0.0), "marginal")
+    assert decided.kept.tolist() == [False, False, True, True]
+    turned = (decided.pose != torch.eye(3)).flatten(1).any(1)
+    assert turned.tolist() == [True, False, True, False]
+    assert torch.equal(decided.pose[turned], turn.expand(2, 3, 3))
+    assert decide(bare, seen, Gate(1.0, turn_at=6.0), "marginal").pose.unique(dim=0).tolist() == [torch.eye(3).tolist()]
+    gone = torch.tensor([True, False, False, False])
+    left = decide(bare, seen, Gate(1.0), "marginal", gone)
+    assert left.kept.tolist() == [True, False, True, True]
+    assert torch.equal(left.pose[0], torch.eye(3))
+
+
+@pytest.mark.parametrize(
+    "thresholds", [(0.1, 0.7, 2.3), (math.inf, math.inf, math.inf), (1e-9, -math.inf, 0.0)], ids=str
+)
+def test_thresholds_survive_everything_that_is_done_to_modules(thresholds, tmp_path, digits_net):
+    gate = Gate(*thresholds)
+
+    def numbers(one):
+        return one.margin, one.exit_at, one.turn_at
+
+    other = Gate(5.0)
+    other.load_state_dict(gate.state_dict())
+    assert numbers(other) == thresholds
+    assert numbers(copy.deepcopy(gate)) == thresholds
+    assert numbers(pickle.loads(pickle.dumps(gate))) == thresholds
+    assert numbers(gate.to(torch.bfloat16).half().double().train()) == thresholds
+    held = io.BytesIO()
+    torch.save(gate.state_dict(), held)
+    held.seek(0)
+    other = Gate(5.0)
+    other.load_state_dict(torch.load(held, weights_only=True))
+    assert numbers(other) == thresholds
+    robust = ht.ITS(digits_net, gate=gate)
+    robust.save(tmp_path / "bundle")
+    assert numbers(ht.ITS.load(tmp_path / "bundle", digits_net).gate) == thresholds
+    assert f"margin={gate.margin:.3g}" in repr(robust)
+
+
+@pytest.mark.parametrize("name", ["exit_at", "turn_at"])
+@pytest.mark.parametrize("value", [math.nan, "x", None, [1]], ids=str)
+def test_thresholds_that_mean_nothing_are_refused(name, value):
+    with pytest.raises(ht.OptionError, match=f"{name} must be a number of log-odds"):
+        Gate(1.0, **{name: value})
+
+
+@pytest.mark.parametrize("margin", [math.nan, "2", None, True], ids=str)
+def test_margins_that_mean_nothing_are_refused(margin):
+    with pytest.raises(ht.OptionError, match="margin must be a number of log-odds"):
+        Gate(margin)
+
+
+@pytest.mark.parametrize("gate", ["2", True, object()], ids=["word", "truth", "object"])
+def test_gates_that_mean_nothing_are_refused_at_the_door(digits_net, gate):
+    with pytest.raises(ht.OptionError, match=r"gate must be a number of log-odds, \"cautious\", a Gate or None; got"):
+        ht.ITS(digits_net, gate=gate)
+
+
+@pytest.mark.parametrize("calibrator", ["balance", 3.0], ids=str)
+def test_calibrators_that_mean_nothing_are_refused_at_the_door(digits_net, calibrator):
+    with pytest.raises(ht.OptionError, match=r"calibrator must be a callable, \"batch\" or None; got"):
+        ht.ITS(digits_net, calibrator=calibrator)
+
+
+def test_a_number_as_gate_is_a_plain_gate(digits_net, tilted):
+    options = {"search": "joint", "budget": 24, "readout": "marginal"}
+    free = ht.ITS(digits_net, gate=None, **options).search(tilted)
+    with torch.no_grad():
+        bare = digits_net(tilted)
+    against = free.logits.amax(1) - free.logits.gather(1, bare.argmax(1, keepdim=True))[:, 0]
+    for margin in (0.5, np.float32(2.0), 5):
+        result = ht.ITS(digits_net, gate=margin, **options).search(tilted)
+        assert torch.equal(result.gated, against < float(margin))
+        assert 0 < int(result.gated.sum()) < 60
+        assert torch.equal(result.labels, torch.where(result.gated, bare.argmax(1), free.labels))
+    everything = ht.ITS(digits_net, gate=math.inf, **options).search(tilted)
+    assert bool(everything.gated.all())
+
+
+@pytest.mark.parametrize("before", [None, "cautious", 1.0])
+def test_a_gate_set_afterwards_means_what_it_means_at_the_door(digits_net, tilted, before):
+    robust = ht.ITS(digits_net, samples=9, gate=before)
+    robust.gate = 2.0
+    assert isinstance(robust.gate, Gate)
+    assert torch.equal(robust(tilted[:8]), ht.ITS(digits_net, samples=9, gate=2.0)(tilted[:8]))
+    robust.gate = "cautious"
+    assert isinstance(robust.gate, CautiousGate)
+    robust.gate = None
+    assert not bool(robust.search(tilted[:8]).gated.any())
+    with pytest.raises(ht.OptionError, match="gate must be a number of log-odds"):
+        robust.gate = "strict"
+
+
+def test_a_gate_and_a_calibrator_of_ones_own_may_take_the_place_of_modules(digits_net, tilted):
+    class Open:
+        def leaves_early(self, root):
+            return torch.zeros_like(root.labels, dtype=torch.bool)
+
+        def keeps(self, bare, found, answer):
+            return torch.zeros_like(bare.labels, dtype=torch.bool)
+
+    robust = ht.ITS(digits_net, samples=9, calibrator=Balance(torch.zeros(9)))
+    robust.gate, robust.calibrator = Open(), "batch"
+    anew = ht.ITS(digits_net, samples=9, gate=Open(), calibrator="batch")
+    assert torch.equal(robust(tilted[:8]), anew(tilted[:8]))
+    assert robust.state_dict().keys() == anew.state_dict().keys()
+    with pytest.raises(ht.OptionError, match="calibrator must be a callable"):
+        robust.calibrator = "balance"
+
+
+def test_gated_images_return_the_bare_logits_bit_for_bit_and_stay_where_they_are(digits_net, tilted):
+    result = ht.ITS(digits_net, search="joint", budget=24, readout="marginal", gate=3.0).search(tilted)
+    with torch.no_grad():
+        bare = digits_net(tilted)
+    kept = result.gated
+    assert 0 < int(kept.sum()) < 60
+    assert torch.equal(result.logits[kept], bare[kept])
+    assert torch.equal(result.pose[kept], torch.eye(3).expand(int(kept.sum()), 3, 3))
+    assert torch.equal(result.canonical()[kept], tilted[kept])
+    assert not torch.equal(result.logits[~kept], bare[~kept])
+
+
+# --- fitted gates -----------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_of_nothing_keeps_every_bare_answer(fitted, upright, tilted, digits_net):
+    robust = twin(fitted).fit(upright[:60], method="keep", promise=0.0)
+    assert robust.gate.margin == math.inf
+    with torch.no_grad():
+        for images in (upright[:30], tilted):
+            assert torch.equal(robust(images), digits_net(images))
+    assert robust.report["verdict"]["upright answers replaced"] == 0
+
+
+def test_a_larger_promise_keeps_fewer_answers(fitted, upright, tilted):
+    gates = [
+        twin(fitted).fit(upright[:100], method="keep", promise=points, early_exit=False) for points in (0.5, 5.0, 100.0)
+    ]
+    margins = [robust.gate.margin for robust in gates]
+    assert margins == sorted(margins, reverse=True)
+    assert margins[-1] == 0
+    kept = [int(robust.search(tilted).gated.sum()) for robust in gates]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] == 0
+
+
+def test_an_early_exit_costs_one_view_and_gives_the_bare_answer(fitted, upright, digits_net):
+    with torch.no_grad():
+        scores = fitted.calibrator.as_it_came(fitted.predictor(upright[:60])).upright[:, 0]
+    robust = twin(fitted)
+    robust.gate = Gate(fitted.gate.margin, float(scores.median()), fitted.gate.turn_at)
+    result = robust.search(upright[:60])
+    early = scores >= scores.median()
+    assert result.views.tolist() == torch.where(early, 1, 24).tolist()
+    assert bool(result.gated[early].all())
+    with torch.no_grad():
+        assert torch.equal(result.logits[early], digits_net(upright[:60])[early])
+    assert torch.equal(result.pose[early], torch.eye(3).expand(int(early.sum()), 3, 3))
+    assert_close(result.pose_confidence[early], scores[early].sigmoid())
+    assert result.hypotheses.active[early].sum(1).unique().tolist() == [1]
+    assert bool(result.trace[0].confidence[early].isnan().all())
+    assert result.trace[0].labels[early].unique().tolist() == [-1]
+    assert bool(result.trace[0].confidence[~early].isfinite().all())
+
+
+def test_without_an_early_exit_every_image_is_searched(fitted, upright):
+    robust = twin(fitted).fit(upright[:60], method="keep", promise=Promise(1.0, tilted=100.0), early_exit=False)
+    assert robust.gate.exit_at == robust.report["gate"]["exit_at"] == math.inf
+    assert robust.search(upright[:20]).views.tolist() == [24] * 20
+    quick = twin(fitted).fit(upright[:60], method="keep", promise=Promise(1.0, tilted=100.0))
+    assert quick.gate.exit_at == -math.inf
+    assert quick.search(upright[:20]).views.tolist() == [1] * 20
+
+
+def test_results_do_not_depend_on_how_a_batch_is_split_with_head_and_gate(fitted, tilted, upright):
+    images = torch.cat([tilted[:30], upright[:30]])
+    whole = fitted.search(images)
+    assert 0 < int(whole.gated.sum()) < 60
+    for size in (1, 7, 30):
+        parts = concatenate([fitted.search(part) for part in images.split(size)])
+        assert torch.equal(parts.labels, whole.labels)
+        assert torch.equal(parts.gated, whole.gated)
+        assert torch.equal(parts.views, whole.views)
+        assert_close(parts.logits, whole.logits, rtol=1e-4, atol=1e-4)
+        assert_close(parts.pose, whole.pose, rtol=0, atol=1e-4)
+        assert_close(parts.pose_confidence, whole.pose_confidence, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_train_and_eval_change_no_answer_of_a_fitted_wrapper(fitted, tilted, training):
+    """The head has dropout layers of its own."""
+    before = fitted.search(tilted)
+    other = copy.deepcopy(fitted).train(training)
+    state = torch.get_rng_state()
+    after = other.search(tilted)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert other.model.training is training
+    assert torch.equal(after.logits, before.logits)
+    assert torch.equal(after.views, before.views)
+
+
+def test_a_gate_can_be_fitted_for_the_bare_model(digits_net, upright):
+    robust = ht.ITS(digits_net, search="joint", budget=12, readout="marginal").fit(upright, method="keep", promise=1.0)
+    assert robust.calibrator is None
+    assert robust.report["method"] == "keep"
+    assert robust.gate.exit_at == math.inf  # nobody says what is upright
+    result = robust.search(upright[:40])
+    assert bool(result.pose_confidence.isnan().all())
+    with torch.no_grad():
+        agree = result.labels == digits_net(upright[:40]).argmax(1)
+    assert float(agree.float().mean()) >= 0.95
+
+
+@pytest.mark.parametrize("readout", ["marginal", "incumbent"])
+def test_a_gate_of_few_images_keeps_most_of_what_the_search_alone_would_lose(digits_net, readout):
+    """A hundred images show next to nothing of half a point, and the network was trained on them."""
+    few, test = ht_data.load("digits", "fit", limit=100).floats(), ht_data.load("digits", "test")
+    robust = ht.ITS(digits_net, search="joint", budget=18, readout=readout).fit(few, method="balance", promise=0.5)
+    images, labels = test.floats(), test.labels
+
+    def accuracy(model):
+        return 100 * float((model(images).argmax(1) == labels).float().mean())
+
+    with torch.no_grad():
+        bare = accuracy(digits_net)
+    gated = accuracy(robust)
+    robust.gate = None
+    alone = accuracy(robust)
+    assert alone < bare - 8
+    assert gated - alone > 0.75 * (bare - alone)
+
+
+# --- the gate of a search that was never fitted -----------------------------------------------------------------------
+
+
+def test_the_cautious_gate_of_an_unfitted_wrapper_keeps_upright_digits_and_changes_tilted_ones(digits_net):
+    data = ht_data.load("digits", "test", limit=200)
+    levels = [ht.rotation()]
+    tilts = draw("rotation", len(data), seed=1)
+    upright, tilted = data.floats(), perturb_dataset(data, tilts).images
+    with torch.no_grad():
+        bare = [digits_net(images).argmax(1) for images in (upright, tilted)]
+    robust, free = ht.ITS(digits_net, levels), ht.ITS(digits_net, levels, gate=None)
+    right = [
+        (100 * (labels == data.labels).double().mean()).item()
+        for labels in (bare[0], robust.search(upright).labels, free.search(upright).labels)
+    ]
+    assert right[1] >= right[0] - 1  # the promise of the default
+    assert right[2] < right[0] - 20  # which the search alone breaks
+    assert int((robust.search(tilted).labels != bare[1]).sum()) > 0
+
+
+def test_the_cautious_gate_minds_neither_scale_nor_shift_of_the_logits(digits_net, tilted):
+    class Rescaled(torch.nn.Module):
+        def forward(self, images):
+            return digits_net(images) + 7.0
+
+    plain = ht.ITS(digits_net, confidence="energy").search(tilted)
+    shifted = ht.ITS(Rescaled(), confidence="energy").search(tilted)
+    assert torch.equal(plain.gated, shifted.gated)
+    assert 0 < int(plain.gated.sum()) < len(tilted)
+
+
+def test_the_cautious_gate_weighs_the_lead_in_deviations_and_the_doubt():
+    bare = Evidence(torch.tensor([[3.0, 0.0, 0.0]]).log_softmax(1))
+    spread, doubt = bare.logits.std(1, correction=0), -bare.log_probs[0, 0]
+    gate, answers = CautiousGate(2.5, 0.4), []
+    for lead in (0.0, 2.0, 5.0, 9.0):
+        marginal = torch.tensor([[0.0, float(bare.logits[0, 0]) + lead, 0.0]])
+        score = lead / spread + 0.4 * doubt.log()
+        kept = gate.keeps(bare, found(marginal, bare.logits, bare.logits), marginal)
+        assert kept.tolist() == (score < 2.5).tolist()
+        answers += kept.tolist()
+    assert answers[0] is True
+    assert answers[-1] is False

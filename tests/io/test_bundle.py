@@ -1,0 +1,212 @@
+"""Bundles: what `save` writes, `load` gives back bit for bit, and nothing else gets in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headtilt as ht
+from headtilt.calibration.balance import Balance
+from headtilt.calibration.gate import CautiousGate, Gate
+from headtilt.calibration.head import HeadRecipe, OrbitHead
+from headtilt.io import bundle
+from headtilt.paper.data import load
+from headtilt.presets import fast
+
+TINY = HeadRecipe(looks=1, views=6, epochs=1, hidden=16)
+
+
+class Net(nn.Module):
+    """A small classifier with two linear layers and dropout, always the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(3), nn.Flatten())
+            self.hidden = nn.Linear(36, 12)
+            self.drop = nn.Dropout(0.3)
+            self.last = nn.Linear(12, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(self.drop(torch.relu(self.hidden(self.body(images)))))
+
+
+def images(count: int, seed: int = 0) -> Tensor:
+    noise = torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(seed))
+    return nn.functional.avg_pool2d(noise, 3, 1, 1) * 4 - 1.5
+
+
+@pytest.mark.parametrize("method", ["head", "balance", "bias", "prototypes", "neighbours"])
+def test_a_fitted_wrapper_answers_the_same_after_a_round_trip(tmp_path: Path, method: str) -> None:
+    model = Net()
+    robust = ht.ITS(model, **fast()).fit(images(80), method=method, recipe=TINY)  # type: ignore[arg-type]
+    robust.save(tmp_path / "bundle")
+    again = ht.ITS.load(tmp_path / "bundle", model)
+    first, second = robust.search(images(9, 1)), again.search(images(9, 1))
+    assert torch.equal(first.logits, second.logits)
+    assert torch.equal(first.pose, second.pose)
+    assert torch.equal(first.views, second.views)
+    assert torch.equal(first.pose_confidence.nan_to_num(-1), second.pose_confidence.nan_to_num(-1))
+    assert again.report == robust.report
+    assert again.predictor.features == robust.predictor.features
+    assert again.padding == robust.padding
+
+
+def test_a_report_with_infinities_is_json_and_comes_back(tmp_path: Path) -> None:
+    model = Net()
+    robust = ht.ITS(model, **fast()).fit(images(40), method="balance", promise=0.0)
+    assert robust.report["gate"]["margin"] == math.inf
+    robust.save(tmp_path / "bundle")
+    json.loads((tmp_path / "bundle" / "headtilt.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert ht.ITS.load(tmp_path / "bundle", model).report == robust.report
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"levels": [ht.rotation(1.0), ht.reflection(), ht.translate(0.1, 0.3)], "accept": "identity"},
+        {"levels": [ht.scale(0.3).paper()], "samples": 9, "mc_passes": 3, "confidence": "bayesian"},
+        {"search": "joint", "budget": 20, "rounds": 1, "hypotheses": 2, "padding": (0.25,), "gate": 1.5},
+        {"search": "anneal", "budget": 12, "hot": 2.0, "calibrator": "batch", "interpolation": "nearest", "seed": 4},
+        {"mc_sampled": True, "chunk": 7, "autocast": torch.bfloat16, "readout": "marginal"},
+    ],
+)
+def test_every_option_survives_a_round_trip(tmp_path: Path, options: dict[str, object]) -> None:
+    model = Net()
+    robust = ht.ITS(model, **options)  # type: ignore[arg-type]
+    robust.save(tmp_path)
+    again = ht.ITS.load(tmp_path, model)
+    assert again.plan == robust.plan
+    assert torch.equal(robust(images(5)), again(images(5)))
+
+
+def test_a_margin_of_minus_infinity_survives_although_json_has_none(tmp_path: Path) -> None:
+    robust = ht.ITS(Net(), gate=Gate(float("-inf")))
+    robust.save(tmp_path)
+    assert "Infinity" not in (tmp_path / bundle.CONFIG).read_text()
+    gate = ht.ITS.load(tmp_path, Net()).gate
+    assert gate is not None
+    assert gate.margin == float("-inf")
+
+
+def test_functions_of_ones_own_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for options in (
+        {"confidence": lambda evidence, orbit: -evidence.energy},
+        {"calibrator": lambda evidence: evidence},
+    ):
+        with pytest.raises(ht.OptionError, match="of your own"):
+            ht.ITS(Net(), **options).save(tmp_path / "bundle")  # type: ignore[arg-type]
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_folder_that_is_no_bundle_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ht.DataError, match=r"no headtilt\.json"):
+        ht.ITS.load(tmp_path, Net())
+
+
+def test_tensors_that_are_not_the_ones_described_are_refused(tmp_path: Path) -> None:
+    ht.ITS(Net(), calibrator=Balance(torch.arange(4.0))).save(tmp_path)
+    (tmp_path / bundle.TENSORS).write_bytes((tmp_path / bundle.TENSORS).read_bytes()[:-1])
+    with pytest.raises(ht.DataError, match="not the file"):
+        ht.ITS.load(tmp_path, Net())
+
+
+@pytest.mark.parametrize("found", [1, 99, None, "2"])
+def test_another_format_is_refused_by_its_number_with_what_to_do(tmp_path: Path, found: object) -> None:
+    ht.ITS(Net()).save(tmp_path)
+    config = json.loads((tmp_path / bundle.CONFIG).read_text())
+    assert config["format"] == bundle.FORMAT == 2
+    (tmp_path / bundle.CONFIG).write_text(json.dumps({**config, "format": found}))
+    with pytest.raises(ht.DataError, match=rf"format {found!r}; this version reads 2.*Fit again with .*, and save"):
+        ht.ITS.load(tmp_path, Net())
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+def test_a_head_comes_back_with_every_number_and_what_it_scores(tmp_path: Path, per_class: bool) -> None:
+    head = OrbitHead(
+        torch.arange(4.0), torch.zeros(48), torch.ones(48), source="features", hidden=8, per_class=per_class
+    )
+    with torch.no_grad():
+        for number, parameter in enumerate(head.parameters()):
+            parameter.fill_(0.1 * number + 0.3)
+    ht.ITS(Net(), calibrator=head.eval(), features=("hidden", "last")).save(tmp_path)
+    again = ht.ITS.load(tmp_path, Net()).calibrator
+    assert isinstance(again, OrbitHead)
+    assert again.state_dict().keys() == head.state_dict().keys()
+    for name, value in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    assert (again.source, again.network[-1].out_features) == ("features", 5 if per_class else 2)
+    assert not again.training
+
+
+def test_a_gate_with_infinite_thresholds_comes_back_whole(tmp_path: Path) -> None:
+    ht.ITS(Net(), gate=Gate(math.inf, -math.inf, 0.1)).save(tmp_path)
+    gate = ht.ITS.load(tmp_path, Net()).gate
+    assert (gate.margin, gate.exit_at, gate.turn_at) == (math.inf, -math.inf, 0.1)
+
+
+def test_a_save_over_an_old_bundle_that_fails_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Net()
+    old = ht.ITS(model, calibrator=Balance(torch.arange(4.0)))
+    old.save(tmp_path)
+    monkeypatch.setattr(bundle, "save_tensors", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        ht.ITS(model, calibrator=Balance(-torch.arange(4.0))).save(tmp_path)
+    assert torch.equal(ht.ITS.load(tmp_path, model)(images(3)), old(images(3)))
+
+
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_as_description_give_a_data_error(content: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, bundle.CONFIG).write_bytes(content)
+        with pytest.raises(ht.DataError):
+            bundle.read(folder)
+
+
+@given(st.data())
+def test_a_description_with_one_value_replaced_never_raises_anything_but_the_packages_errors(
+    data: st.DataObject,
+) -> None:
+    import tempfile
+
+    head = OrbitHead(torch.zeros(4), torch.zeros(4), torch.ones(4), source="logits", hidden=8, per_class=True)
+    with tempfile.TemporaryDirectory() as folder:
+        ht.ITS(Net(), levels=[ht.rotation(), ht.scale()], calibrator=head, gate=2.0).save(folder)
+        path = Path(folder, bundle.CONFIG)
+        config = json.loads(path.read_text())
+        place, key = data.draw(
+            st.sampled_from(
+                [(config, name) for name in config]
+                + [(config["calibrator"], "kind")]
+                + [(config["options"], name) for name in config["options"]]
+                + [(config["options"]["levels"][1], name) for name in config["options"]["levels"][1]]
+            )
+        )
+        place[key] = data.draw(st.none() | st.integers() | st.text(max_size=4) | st.lists(st.integers(), max_size=3))
+        path.write_text(json.dumps(config))
+        with contextlib.suppress(ht.HeadtiltError):
+            ht.ITS.load(folder, Net())
+
+
+def test_a_linear_balance_and_a_cautious_gate_come_back_as_they_were(digits_net, tilted, tmp_path):
+    robust = ht.ITS(digits_net, search="joint", budget=12, readout="marginal")
+    robust.fit(load("digits", "fit", limit=200).floats(), method="balance", promise=None)
+    robust.gate = CautiousGate(1.5, 0.25)
+    assert robust.calibrator.weight is not None
+    robust.save(tmp_path / "bundle")
+    loaded = ht.ITS.load(tmp_path / "bundle", digits_net)
+    assert (loaded.gate.margin, loaded.gate.doubt) == (1.5, 0.25)
+    assert torch.equal(loaded(tilted), robust(tilted))

@@ -1,0 +1,173 @@
+"""What a search returns says what was found, and says it the same way as ever."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import headtilt as ht
+from headtilt.model.predictor import Predictor
+from headtilt.result import SearchResult, concatenate
+from tests.toys import tiny_images, ungated
+
+NAMES = ["ant", "bee", "cat", "dog", "elk"]
+
+
+# --- SearchResult -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def result(net, images) -> SearchResult:
+    return ungated(net, [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)], samples=5, padding="border").search(images)
+
+
+def test_labels_and_probabilities_are_those_of_the_logits(result):
+    assert torch.equal(result.labels, result.logits.argmax(1))
+    assert_close(result.probabilities, result.logits.softmax(1))
+    assert len(result) == 5
+
+
+def test_the_perturbation_is_the_inverse_of_the_pose(result):
+    assert_close(result.perturbation @ result.pose, torch.eye(3).expand(5, 3, 3), rtol=0, atol=1e-5)
+    assert_close(result.pose @ result.perturbation, torch.eye(3).expand(5, 3, 3), rtol=0, atol=1e-5)
+
+
+def test_the_incumbent_is_the_first_hypothesis(result):
+    assert torch.equal(result.pose, result.hypotheses.pose[:, 0])
+    assert torch.equal(result.labels, result.hypotheses.labels[:, 0])
+    assert bool(result.hypotheses.active[:, 0].all())
+    # Curvatures of different groups do not compare, so the final order is that of the energies.
+    ordered = (-result.hypotheses.evidence.energy).masked_fill(~result.hypotheses.active, -math.inf)
+    assert torch.equal(ordered, ordered.sort(1, descending=True).values)
+
+
+def test_hypotheses_have_different_labels(result):
+    for labels, active in zip(result.hypotheses.labels, result.hypotheses.active, strict=True):
+        kept = labels[active].tolist()
+        assert len(kept) == len(set(kept))
+
+
+def test_pose_and_logits_of_every_hypothesis_belong_together(net, images, result):
+    for slot in range(3):
+        active = result.hypotheses.active[:, slot]
+        views = ht.warp(images[active], result.hypotheses.pose[active, slot], padding="border")
+        with torch.no_grad():
+            assert_close(result.hypotheses.evidence.logits[active, slot], net(views), rtol=1e-3, atol=1e-3)
+
+
+def test_the_canonical_image_is_the_original_resampled_once(images, result):
+    assert torch.equal(result.images, images)
+    assert torch.equal(result.canonical(), ht.warp(images, result.pose, padding="border"))
+
+
+def test_the_trace_has_one_entry_per_level_and_holds_the_pose(result):
+    assert [level.group.name for level in result.trace] == ["rotation", "scale", "shear_x"]
+    last = result.trace[-1]
+    chosen = last.poses().flatten(1, 2)[torch.arange(5)[:, None], last.chosen.clamp_min(0)]
+    for image in range(5):
+        kept = chosen[image][last.chosen[image] >= 0]
+        distance = (kept - result.pose[image]).flatten(1).norm(dim=1)
+        assert float(distance.min()) < 1e-5
+
+
+def test_views_count_the_image_itself_and_every_level(result):
+    expected = 1 + sum(level.active.sum(1) * 4 for level in result.trace)
+    assert torch.equal(result.views, expected)
+
+
+def test_topk_gives_classes_and_probabilities_best_first(result):
+    classes, probabilities = result.topk(2)
+    assert classes.shape == probabilities.shape == (5, 2)
+    assert torch.equal(classes[:, 0], result.labels)
+    assert bool((probabilities[:, 0] >= probabilities[:, 1]).all())
+    assert_close(probabilities, result.probabilities.gather(1, classes))
+    assert result.topk(50)[0].shape == (5, 5)
+    assert_close(result.topk(50)[1].sum(1), torch.ones(5))
+
+
+def test_results_are_frozen(result):
+    with pytest.raises(FrozenInstanceError):
+        result.pose = torch.eye(3)
+
+
+def test_one_result_concatenated_is_itself(result):
+    assert concatenate([result]) is result
+
+
+def test_description_of_the_last_image_may_count_from_the_end(result):
+    assert result.describe(-1) == result.describe(4)
+
+
+@pytest.mark.parametrize("names", [NAMES, dict(enumerate(NAMES))], ids=["list", "dict"])
+def test_names_replace_labels_in_the_description(result, names):
+    words = result.describe(0, names=names)
+    assert "label" not in words
+    assert f"→ {NAMES[int(result.labels[0])]} (" in words.splitlines()[0]
+
+
+# --- goldens ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_presets_are_the_papers():
+    three, five = ht.paper3(), ht.paper5(mc_passes=10)
+    assert three["levels"] == [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)]
+    assert (three["samples"], three["hypotheses"], three["confidence"], three["mc_passes"]) == (17, 3, "group", 50)
+    assert five["levels"] == [*three["levels"], ht.rotation(), ht.scale(0.25)]
+    assert five["mc_passes"] == 10
+
+
+def test_presets_are_fresh_each_time(net):
+    ht.paper3()["levels"].clear()
+    assert len(ht.paper3()["levels"]) == 3
+    assert len(ungated(net, **ht.paper5(2)).search(tiny_images(1)).trace) == 5
+
+
+GOLDEN_LOGITS = [
+    [0.2367, 0.7091, 4.4167, 4.6888, -2.029],
+    [0.122, -0.0888, 2.8135, 3.4133, -1.1652],
+    [0.3051, 1.09, 0.746, 0.6633, -0.0589],
+    [1.474, 0.833, 1.0759, 0.9166, 3.593],
+    [0.6703, -0.0279, 0.3014, 0.0497, 2.5114],
+]
+GOLDEN_CHOSEN = [
+    [[4, 11, 10], [14, 6, 2], [15, 8, 13], [14, 1, 8], [15, 10, 5]],
+    [[25, 16, 41], [37, 19, 36], [41, 0, 24], [17, 0, 50], [21, 0, 39]],
+    [[26, 9, 39], [17, 9, 8], [8, 26, 42], [25, 9, 41], [9, 28, 45]],
+]
+GOLDEN_WORDS = (
+    "rotation −127.1°, scale 1.33 → label 4 (75.0%), 113 views\n"
+    "  rival: rotation +148.2°, scale 1.33, shear −0.03 → label 3, confidence 58.3\n"
+    "  rival: scale 0.75, shear +0.03 → label 0, confidence 22.3"
+)
+
+
+def golden():
+    return {**ht.paper3(mc_passes=10), "padding": "zeros"}
+
+
+def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
+    """Weights, images and masks are written down or seeded: only a change of the method changes these numbers."""
+    result = ungated(net, **golden(), ranking="last").search(images)
+    assert result.labels.tolist() == [3, 3, 1, 4, 4]
+    assert result.views.tolist() == [113] * 5
+    assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
+    assert_close(result.logits, torch.tensor(GOLDEN_LOGITS), rtol=0, atol=2e-3)
+    assert result.describe(3) == GOLDEN_WORDS
+
+
+def test_ranked_by_energy_the_fixed_network_chooses_the_same_views_and_answers_with_others(net, images):
+    result = ungated(net, **golden()).search(images)
+    assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
+    assert result.labels.tolist() == [3, 3, 2, 4, 3]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_golden_result_does_not_depend_on_how_the_passes_are_run(net, images, batched):
+    robust = ungated(net, **golden(), ranking="last")
+    assert isinstance(robust.predictor, Predictor)
+    robust.predictor.batched_passes = batched
+    assert_close(robust(images), torch.tensor(GOLDEN_LOGITS), rtol=0, atol=2e-3)

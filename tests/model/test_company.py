@@ -1,0 +1,160 @@
+"""A model in company: other threads call it and draw numbers, it writes into what it is given, and nobody minds."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import headtilt as ht
+from headtilt.calibration.head import HeadRecipe
+from headtilt.model.state import dropout_mask
+from tests.toys import TinyNet, tiny_images
+
+QUICK = HeadRecipe(hidden=16, looks=1, views=8, epochs=1)
+
+
+class WithDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.dropout = TinyNet(), nn.Dropout(0.5)
+        self.last = nn.Linear(5, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(self.dropout(self.inner(images)))
+
+
+class Writing(nn.Module):
+    """It doubles its input in place before it looks at it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner(images.mul_(2))
+
+
+class Reading(Writing):
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner(images * 2)
+
+
+def searches() -> dict[str, Callable[[nn.Module], ht.ITS]]:
+    return {
+        "tree": lambda model: ht.ITS(model),
+        "dropout": lambda model: ht.ITS(model, mc_passes=4, seed=3),
+        "fitted": lambda model: ht.ITS(model, **ht.fast([ht.rotation()])).fit(tiny_images(60), recipe=QUICK),
+    }
+
+
+@pytest.mark.parametrize("kind", searches())
+def test_a_model_that_writes_into_its_input_answers_as_one_that_does_not(kind: str) -> None:
+    model, images = WithDropout().eval(), tiny_images(6)
+    before = images.clone()
+    reading, writing = (searches()[kind](wrapper(model)).search(images) for wrapper in (Reading, Writing))
+    assert torch.equal(images, before)
+    assert_close(writing.logits, reading.logits)
+    assert torch.equal(writing.labels, reading.labels)
+    assert_close(writing.pose, reading.pose)
+
+
+@pytest.mark.parametrize("kind", searches())
+def test_threads_that_search_call_the_model_and_draw_numbers_do_not_see_one_another(kind: str) -> None:
+    model, images = WithDropout().eval(), tiny_images(8)
+    robust = searches()[kind](model)
+    expected = robust.search(images)
+    with torch.no_grad():
+        bare = model(images[:3])
+    failures: list[BaseException] = []
+    drawn: list[Tensor] = []
+    done = threading.Event()
+
+    def guarded(work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+
+        return run
+
+    def search() -> None:
+        for _ in range(4):
+            result = robust.search(images)
+            assert_close(result.logits, expected.logits)
+            assert torch.equal(result.pose, expected.pose)
+
+    def call() -> None:
+        while not done.is_set():
+            with torch.no_grad():
+                assert_close(model(images[:3]), bare)
+
+    def draw() -> None:
+        while not done.is_set():
+            drawn.append(torch.rand(4))
+
+    searching = [threading.Thread(target=guarded(search)) for _ in range(4)]
+    others = [threading.Thread(target=guarded(work)) for work in (call, call, draw, draw)]
+    for thread in [*others, *searching]:
+        thread.start()
+    for thread in searching:
+        thread.join(120)
+    done.set()
+    for thread in others:
+        thread.join(120)
+    assert not failures, failures[0]
+    assert len(torch.stack(drawn).unique(dim=0)) == len(drawn)
+
+
+def test_every_seed_has_masks_of_its_own() -> None:
+    seeds = (-2, -1, 0, 1, 2**61 - 1, 2**63 - 1)
+    masks = torch.stack([dropout_mask((64,), 0.5, (seed, 0, 0, 0)) for seed in seeds])
+    assert len(masks.unique(dim=0)) == len(seeds)
+    assert torch.equal(masks[1], dropout_mask((64,), 0.5, (-1, 0, 0, 0)))
+
+
+@pytest.mark.parametrize("preset", [ht.accurate, ht.fast])
+@pytest.mark.parametrize(
+    ("levels", "count"),
+    [([ht.quarter_turns()], 4), ([ht.reflection()], 4), ([ht.quarter_turns(), ht.reflection()], 16)],
+)
+def test_finite_groups_are_shown_once_each(preset, levels, count) -> None:
+    robust = ht.ITS(TinyNet().eval(), **{**preset(levels), "budget": 40})
+    result = robust.search(tiny_images(5))
+    assert result.views.tolist() == [count] * 5
+    assert len(result.trace[0].poses[0].unique(dim=0)) == (count if count == 4 else 8)
+    fitted = robust.fit(tiny_images(60), recipe=QUICK, promise=None)
+    assert fitted.search(tiny_images(5)).views.tolist() == [count] * 5
+
+
+@pytest.mark.parametrize("method", ["head", "balance", "prototypes", "neighbours"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_what_was_fitted_and_the_poses_stay_in_single_precision_whatever_the_wrapper_is_cast_to(method, dtype) -> None:
+    readout = "marginal" if method in ("head", "balance") else "incumbent"
+    robust = ht.ITS(TinyNet().eval(), **{**ht.accurate([ht.rotation()]), "readout": readout})
+    robust.fit(tiny_images(60), recipe=QUICK, method=method, promise=5.0)
+    cast = copy.deepcopy(robust).to(dtype)
+    fitted = dict(robust.calibrator.state_dict())
+    assert all(torch.equal(value, fitted[name]) for name, value in cast.calibrator.state_dict().items())
+    assert {value.dtype for value in cast.calibrator.state_dict().values() if value.is_floating_point()} <= {
+        torch.float32
+    }
+    beside = copy.deepcopy(robust)
+    beside.model.to(dtype)
+    images = tiny_images(6)
+    result, expected = cast.search(images.to(dtype)), beside.search(images.to(dtype))
+    assert result.pose.dtype == expected.pose.dtype
+    assert torch.finfo(result.pose.dtype).bits >= 32
+    assert torch.equal(result.logits, expected.logits)
+    assert torch.equal(result.pose, expected.pose)
+    assert (cast.gate.margin, cast.gate.exit_at, cast.gate.turn_at) == (
+        robust.gate.margin, robust.gate.exit_at, robust.gate.turn_at,
+    )  # fmt: skip
+    angles = result.trace[0].coordinates[0, :, 0].double().sort().values.diff()
+    assert_close(angles, angles.mean().expand_as(angles), rtol=1e-4, atol=1e-5)

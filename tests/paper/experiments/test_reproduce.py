@@ -1,0 +1,333 @@
+"""Every reproduction in its smallest form on the embedded digits: values that could come out otherwise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headtilt.calibration.head import HeadRecipe
+from headtilt.errors import DataError, OptionError
+from headtilt.paper.experiments import reproduce as items
+from headtilt.paper.experiments.methods import Prediction
+from headtilt.paper.experiments.reproduce import markov, table1
+from headtilt.paper.experiments.reproduce.study import Store, Study, redraw, reproduce
+from headtilt.paper.experiments.reproduce.trial import Fitting, Training, picture, pixels, spread
+
+FITTING = Fitting(120, HeadRecipe(hidden=32, looks=1))
+TRAINING = Training(images=256, epochs=1, warm=True)
+SIZES: dict[str, dict[str, Any]] = {
+    "table1": {
+        "share": table1.Share(40, 20, 10, passes=4, public_passes=1),
+        "deep_passes": 12,
+        "training": TRAINING,
+        "fitting": FITTING,
+    },
+    "confidence": {"images": 40, "samples": 17, "passes": 4},
+    "rotated-mnist": {
+        "images": 40,
+        "step": 90,
+        "passes": 4,
+        "training": Training(images=1000, epochs=3),
+        "fitting": FITTING,
+    },
+    "reconstructions": {"training": TRAINING, "fitting": FITTING, "passes": 4},
+    "change-of-mind": {"images": 20, "angles": 3, "shears": 2, "passes": 4},
+    "runtime": {"images": 4, "repeats": 2, "depth": (1, 3), "passes": (1, 8), "hypotheses": (1, 3)},
+    "hyperparameters": {"runs": 2, "images": 30, "samples": (5, 9), "hypotheses": (1, 3), "passes": 4},
+    "markov": {"images": 30, "samples": 9, "draws": 20, "temperatures": (0.3, 30.0)},
+    "order": {"images": 30, "passes": 2},
+    "examples": {"candidates": 40, "surface": 13, "passes": 4},
+}
+
+
+def study(out: Path, name: str, **more: Any) -> Study:
+    return Study(out, quick=True, datasets=("digits",), folders=[out], sizes=SIZES[name], command="as typed", **more)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All items but siscore, which needs photographs, measured once."""
+    out = tmp_path_factory.mktemp("results")
+    found: dict[str, Any] = {"out": out}
+    for name in SIZES:
+        reproduce(items.item(name), study(out, name))
+        found[name] = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_each_item_leaves_numbers_with_their_origin_and_a_figure(reports, name):
+    report = reports[name]
+    assert report["name"] == name
+    assert report["command"] == "as typed"
+    assert report["versions"]["torch"] == str(torch.__version__)
+    assert report["paper"]
+    assert report["verdict"]
+    assert (reports["out"] / f"{name}.png").stat().st_size > 5000
+
+
+def test_table1_has_all_rows_and_search_beats_the_bare_network_where_it_is_fitted(reports):
+    results = reports["table1"]["results"]["digits"]
+    mean = {name: entry["accuracy"]["mean"] for name, entry in results["each"].items()}
+    assert {
+        *table1.PAPER_ROWS,
+        *table1.OURS,
+        *table1.CUT,
+        "public code",
+        "TTA, mean",
+        "TTA, max",
+        "ITS³, M = 12",
+    } <= set(mean)
+    assert mean["CNN"] < 60
+    assert mean["balanced"] > mean["CNN"] + 20
+    assert mean["head"] > mean["CNN"] + 30
+    assert all(mean[name] < 75 for name in table1.TRAINED)
+    assert results["run"]["CNN"]["accuracy"]["runs"] == 2
+    # The identity's distance: √(128 · E‖A − I‖²) is 22.8 with the paper's ranges.
+    assert results["each"]["CNN"]["frobenius_batch128"]["mean"] == pytest.approx(22.8, abs=2.5)
+    assert results["each"]["head"]["frobenius"]["mean"] < results["each"]["CNN"]["frobenius"]["mean"]
+    assert results["each"]["TTA, mean"]["frobenius"]["mean"] is None
+    assert reports["table1"]["verdict"]["digits"]["best_of_ours"] == max(mean[name] for name in table1.OURS)
+
+
+def test_every_run_of_the_sampled_rows_of_table1_has_dropout_masks_of_its_own():
+    study = Study(device="cpu", datasets=("digits",))
+    size = replace(table1.QUICK, runs=4, networks=2, deep_runs=2)
+    known = table1.Settings(study, size, "digits", passes=2)
+    redrawn = {row.name for row in table1.rows(study, size, "digits") if row.redrawn}
+    assert redrawn == {"ITS³", "ITS⁵", "ITS³, M = 50", "ITS⁵, M = 50", "public code"}
+    seeds = []
+
+    def predict(seed, given):
+        seeds.append(given.seed)
+        return lambda images: Prediction(torch.zeros(len(images), dtype=torch.long), None, 1)
+
+    for again, expected in ((False, [1]), (True, [1, 3])):
+        seeds.clear()
+        row = table1.Row("any", 2, 4, {"each": 5}, predict, redrawn=again)
+        assert [entry["seed"] for entry in table1.run(row, 1, 2, known)["each"]] == [1, 3]
+        assert seeds == expected
+
+
+def test_table1_judges_against_the_printed_numbers():
+    printed = table1.PAPER["mnist"]
+    assert printed["accuracy"]["ITS⁵"] == [89.81, 13.95]
+    assert printed["frobenius_batch128"]["DTN"] == [31.02, 3.31]
+    same = {
+        name: {"accuracy": {"mean": mean}, "frobenius": {"mean": printed["frobenius_batch128"][name][0]}}
+        for name, (mean, _) in printed["accuracy"].items()
+    }
+    ours = {name: {"accuracy": {"mean": 97.0}, "frobenius": {"mean": 1.0}} for name in table1.OURS}
+    same["ETN, angle cut"] = {"accuracy": {"mean": 60.0}}
+    same["public code"] = {"accuracy": {"mean": 85.0}}
+    found = table1.verdict("mnist", same | ours)
+    assert found["public_code_minus_paper"] == pytest.approx(85.0 - 88.89)
+    assert found["its_above_trained_canonicalisers"]
+    assert found["its_has_lowest_frobenius"]
+    assert found["difference_to_paper"]["ITS³"] == 0
+    same["ETN"]["accuracy"]["mean"] = 95.0
+    same["ITS³"]["accuracy"]["mean"] = 80.0
+    found = table1.verdict("mnist", same | ours)
+    assert not found["its_above_trained_canonicalisers"]
+    assert found["ours_above_trained_canonicalisers"]
+    assert found["its_above_them_with_the_angle_cut"]
+    assert not found["its3_within_4_points"]
+    same["ETN, angle cut"] = {"accuracy": {"mean": 81.0}}
+    assert not table1.verdict("mnist", same | ours)["its_above_them_with_the_angle_cut"]
+
+
+def test_confidence_concentrates_near_the_canonical_pose(reports):
+    for entry in reports["confidence"]["results"].values():
+        for row in entry["measures"].values():
+            assert sum(row["wins"]) == pytest.approx(1, abs=1e-2)
+            assert sum(row["boltzmann"]) == pytest.approx(1, abs=1e-2)
+    scale = reports["confidence"]["results"]["scale"]["measures"]
+    assert all(row["near"] > 3 / 17 for row in scale.values())
+
+
+def test_an_equivariant_network_is_as_good_at_every_quarter_turn_and_the_bare_one_is_not(reports):
+    results = reports["rotated-mnist"]["results"]
+    assert reports["rotated-mnist"]["angles"] == [-180, -90, 0, 90]
+    for name in ("GCNN (p4)", "RotDCF (p8)"):
+        assert max(results[name]["accuracy"]) - min(results[name]["accuracy"]) <= 2.6  # one image, for rounding
+    assert results["CNN"]["accuracy"][2] > 90 > 60 > results["CNN"]["worst"]
+    assert results["CNN + head"]["worst"] > results["CNN"]["worst"] + 30
+
+
+def test_change_of_mind_maps_lie_in_their_range_and_choices_between_none_and_either(reports):
+    results = reports["change-of-mind"]["results"]
+    assert len(results["maps"]) == 6
+    for table in results["maps"].values():
+        assert len(table) == 2
+        assert all(len(row) == 3 for row in table)
+        assert all(-1 <= value <= 1 for row in table for value in row)
+    rules = results["rule_accuracy"]
+    assert rules["either"] >= max(rules.values())
+    assert rules["either"] > rules["h0"]
+    # A turn by −180° is one by 180°.
+    for row in results["maps"]["accuracy_1"]:
+        assert row[0] == pytest.approx(row[2], abs=0.3)
+
+
+def test_gains_of_more_passes_are_differences_of_the_same_runs(reports):
+    results = reports["hyperparameters"]["results"]
+    assert len(results["improvement"]) == 2
+    assert len(results["improvement"][0]) == 2
+    assert all(value > -20 for row in results["improvement"] for value in row)
+    low, high = results["passes"]["1"]["values"], results["passes"]["10"]["values"]
+    assert results["gains"]["1 to 10"]["mean"] == pytest.approx(
+        sum(after - before for before, after in zip(low, high, strict=True)) / 2, abs=1e-3
+    )
+
+
+def test_transition_probabilities_sum_to_one_and_heat_costs_accuracy(reports):
+    report = reports["markov"]
+    assert report["verdict"]["rows_sum_to_one"]
+    assert report["verdict"]["energy_is_random"]
+    assert set(report["results"]["transitions"]) == {"rotation → scale", "scale → shear_x"}
+    walks = report["results"]["walks"]
+    assert walks["T = 30"]["mean"] < walks["greedy"]["mean"] + 10
+    upright = report["results"]["densities"]["curves"]["0"]
+    assert upright["mean"] < report["results"]["densities"]["curves"]["90"]["mean"]
+
+
+def test_kernel_densities_integrate_to_one():
+    values = torch.tensor([0.0, 1.0, 5.0], dtype=torch.float64)
+    grid = torch.linspace(-30, 30, 4000, dtype=torch.float64)
+    assert float(torch.trapezoid(markov.kernel_density(values, grid), grid)) == pytest.approx(1, abs=1e-4)
+
+
+def test_elimination_is_exact_for_commuting_factors_alone(reports):
+    residual = reports["order"]["residual"]
+    assert residual["commuting"] == pytest.approx(0, abs=1e-9)
+    assert residual["not commuting"] > 0.05
+    entry = reports["order"]["results"]["digits"]
+    assert len(entry["orders"]) == 6
+    for row in entry["orders"].values():
+        for search in ("group", "energy"):
+            assert row[f"{search}: reinforced"]["mean"] + row[f"{search}: mended"]["mean"] <= 100.01
+    assert 100 / 9 < entry["orbit"]["right label"]["mean"] <= entry["orbit"]["commonest label"]["mean"] < 100
+
+
+def test_run_times_are_there_for_every_setting_and_growth_is_their_ratio(reports):
+    results = reports["runtime"]["results"]["cpu"]
+    for factor in ("depth", "passes", "hypotheses"):
+        assert list(results[factor]) == [str(value) for value in SIZES["runtime"][factor]]
+        assert all(row["ms_per_image"] >= row["fastest"] > 0 for row in results[factor].values())
+    growth = results["depth"]["3"]["ms_per_image"] / results["depth"]["1"]["ms_per_image"]
+    assert reports["runtime"]["verdict"]["cpu"]["growth"]["depth"] == pytest.approx(growth, rel=1e-2)
+
+
+def test_reconstructions_hold_a_picture_and_an_answer_for_each_method(reports):
+    entry = reports["reconstructions"]["results"]["digits"]
+    assert {len(column["pictures"]) for column in entry.values()} == {3}
+    assert pixels(entry["original"]["pictures"][0]).shape == (28, 28, 3)
+    right = reports["reconstructions"]["verdict"]["right_answers"]
+    assert right["head"] >= right["input"]
+
+
+def test_examples_say_what_they_left_out_without_photographs(reports):
+    report = reports["examples"]
+    assert "mobilenet_v2_imagenet" in report["left_out"]["photographs"]
+    peak = report["results"]["surface"]
+    heat, column = torch.tensor(peak["confidence"]), peak["degrees"].index(peak["peak_degrees"])
+    assert float(heat[:, column].max()) == float(heat.max())
+    # Ten dropout passes do not always put the peak where the image is upright; the verdict says whether they did.
+    left = (peak["peak_degrees"] + peak["true_degrees"] + 180) % 360 - 180
+    assert report["verdict"]["surface_peak_undoes_the_turn"] is (abs(left) <= 30)
+    walk = report["results"]["algorithm"]
+    assert walk["final"] == walk["truth"]
+    assert next(row["level"] for row in walk["rows"]) == "rotation"
+    assert all(len(row["pictures"]) == 9 for row in walk["rows"])
+    assert not (reports["out"] / "examples-cutout.png").exists()
+
+
+def test_a_figure_is_drawn_again_from_the_numbers_alone(reports, tmp_path):
+    (tmp_path / "order.json").write_text(json.dumps(reports["order"]), encoding="utf-8")
+    assert redraw(items.item("order"), tmp_path) == [tmp_path / "order.png"]
+    with pytest.raises(OptionError, match=r"markov\.json is not there"):
+        redraw(items.item("markov"), tmp_path)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped_and_gives_the_same_numbers(reports, tmp_path):
+    seen: list[str] = []
+
+    def stop_at_third(what: str, done: int, total: int) -> None:
+        seen.append(what)
+        if done == 2:
+            raise KeyboardInterrupt
+
+    item = items.item("confidence")
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(item, study(tmp_path, "confidence", progress=stop_at_third))
+    parts = list((tmp_path / ".partial").rglob("*.json"))
+    assert len(parts) == 2
+    assert not (tmp_path / "confidence.json").exists()
+    stamps = {path: path.stat().st_mtime_ns for path in parts}
+    reproduce(item, study(tmp_path, "confidence"))
+    assert {path: path.stat().st_mtime_ns for path in parts} == stamps
+    again = json.loads((tmp_path / "confidence.json").read_text(encoding="utf-8"))
+    assert again["results"] == reports["confidence"]["results"]
+
+
+def test_a_store_does_each_job_once_and_forgets_when_told(tmp_path):
+    calls: list[int] = []
+
+    def job() -> dict[str, float]:
+        calls.append(1)
+        return {"value": 1 / 3}
+
+    store = Store(tmp_path / "parts")
+    first = store.gather({("a", 1): job})
+    assert store.gather({("a", 1): job}) == first == {("a", 1): {"value": 0.3333}}
+    assert len(calls) == 1
+    store.clear()
+    store.gather({("a", 1): job})
+    assert len(calls) == 2
+
+
+def test_units_of_other_settings_are_not_mixed_and_those_of_the_same_are_not_measured_again(tmp_path):
+    item = items.item("runtime")
+    few = SIZES["runtime"] | {"depth": (1, 2), "passes": (1, 2), "hypotheses": (1, 2)}
+    found = []
+    for images in (2, 3, 2):
+        sizes = few | {"images": images}
+        reproduce(item, Study(tmp_path, True, datasets=("digits",), folders=[tmp_path], sizes=sizes))
+        found.append(json.loads((tmp_path / "runtime.json").read_text(encoding="utf-8"))["results"]["cpu"])
+    assert len(list((tmp_path / ".partial").iterdir())) == 2
+    assert [entry["images"] for entry in found] == [2, 3, 2]
+    assert found[0] == found[2]  # times are never the same twice
+
+
+def test_the_command_draws_again_and_refuses_what_it_does_not_know(reports, tmp_path):
+    from typer.testing import CliRunner
+
+    from headtilt.cli import app
+
+    (tmp_path / "markov.json").write_text(json.dumps(reports["markov"]), encoding="utf-8")
+    done = CliRunner().invoke(app, ["reproduce", "markov", "--redraw", "--out", str(tmp_path)])
+    assert done.exit_code == 0
+    assert (tmp_path / "markov.png").stat().st_size > 5000
+    wrong = CliRunner().invoke(app, ["reproduce", "table9"])
+    assert wrong.exit_code == 2
+    assert "change-of-mind" in wrong.output
+
+
+def test_spread_ignores_what_is_not_known_and_a_picture_reads_back():
+    assert spread([1.0, 3.0, None]) == {"mean": 2.0, "std": pytest.approx(2**0.5), "runs": 2}
+    assert spread([None]) == {"mean": None, "std": None, "runs": 0}
+    image = torch.linspace(0, 1, 3 * 4 * 5).reshape(3, 4, 5)
+    assert torch.from_numpy(pixels(picture(image))).permute(2, 0, 1) == pytest.approx(image.numpy(), abs=0.005)
+
+
+def test_an_unknown_item_lists_the_known_ones_and_missing_data_are_an_error(tmp_path, monkeypatch):
+    with pytest.raises(OptionError, match="table1"):
+        items.item("table9")
+    monkeypatch.setenv("HEADTILT_DATA", "")
+    with pytest.raises(DataError, match="mobilenet_v2_imagenet"):
+        reproduce(items.item("siscore"), Study(tmp_path, True, folders=[tmp_path]))
