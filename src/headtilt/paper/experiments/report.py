@@ -25,6 +25,7 @@ from headtilt.paper.data import NAMES, cifar
 from headtilt.paper.data.gtsrb import PLACES
 from headtilt.paper.data.idx import SETS, file_names, spellings
 from headtilt.paper.experiments.methods import ORACLE
+from headtilt.sources import zoo
 from headtilt.sources.fetch import cache_folder, data_folders, find
 
 if TYPE_CHECKING:
