@@ -16,6 +16,7 @@ SOURCE = Path(headtilt.__file__).parent
 HEAVY = {"matplotlib", "PIL", "sklearn", "transformers", "ray", "gradio", "typer", "rich"}
 # Each room may import those before it. Modules within one room may import one another, as long as none needs itself.
 ROOMS = [
+    "version",
     "errors",
     "progress",
     "geometry",

@@ -66,5 +66,7 @@ def test_the_cases_differ():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    rounded = json.loads(json.dumps({case: answers(case) for case in CASES}), parse_float=lambda text: round(float(text), 6))
+    rounded = json.loads(
+        json.dumps({case: answers(case) for case in CASES}), parse_float=lambda text: round(float(text), 6)
+    )
     FILE.write_text(json.dumps(rounded, separators=(",", ":")) + "\n")

@@ -23,11 +23,11 @@ from headtilt.model.evidence import Evidence
 from headtilt.presets import accurate, documents, fast, paper3, paper5
 from headtilt.result import SearchResult
 from headtilt.sources.pretrained import from_pretrained
+from headtilt.version import __version__ as __version__
 
 # Quiet unless asked: logging.getLogger("headtilt").setLevel("DEBUG") and a handler of one's own show what it does.
 logging.getLogger("headtilt").addHandler(logging.NullHandler())
 
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "ITS",

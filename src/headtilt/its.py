@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headtilt.calibration.balance import Calibrator, checked_calibrator
+from headtilt.calibration.balance import balance_of_batch, checked_calibrator
 from headtilt.calibration.fitter import Fitter, Method
 from headtilt.calibration.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.calibration.head import HeadRecipe
@@ -20,14 +20,15 @@ from headtilt.errors import DataError, OptionError, ShapeError, is_number, one_o
 from headtilt.geometry.groups import Group, rotation
 from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding
 from headtilt.io import bundle, export
+from headtilt.model.evidence import Calibrator, Evidence
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import Model
 from headtilt.model.taps import checked_features
 from headtilt.progress import Progress, on_terminal
-from headtilt.result import SearchResult, concatenate
+from headtilt.result import SearchResult, concatenate, own_shape
 from headtilt.search.confidence import Confidence
 from headtilt.search.plan import make_plan, plan_options
-from headtilt.search.run import Searcher
+from headtilt.search.run import Answer, Searcher
 
 log = logging.getLogger("headtilt")
 CHECKED: dict[str, Callable[[object], object]] = {"calibrator": checked_calibrator, "gate": checked_gate}
@@ -340,23 +341,43 @@ class ITS(nn.Module):
             log.debug("searched %d images: %d views, %d kept by the gate", len(result), seen, kept)
         return result
 
+    @torch.no_grad()
     def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
-        """Return what the search finds, for as many images at a time as memory should hold."""
+        """Yield what the search finds, for as many images at a time as memory should hold."""
         check_images(images)
         if not all_finite(images):
             raise ShapeError(
                 "images must be finite; some pixels are NaN or infinite. Clean them first: images.nan_to_num()."
             )
-        searcher = Searcher(
-            self.predictor,
-            self.plan,
-            self.calibrator,
-            self.gate,
-            self.readout,
-            self.padding,
-            self.interpolation,
+        predictor = self.predictor
+        device, _ = predictor.device_and_dtype(images)
+        images = images.to(device)
+        how: dict[str, Any] = {"padding": self.padding, "interpolation": self.interpolation, "readout": self.readout}
+        with predictor.borrowed():
+            bare = predictor(images)
+            calibrator = self.calibrator
+            if calibrator == "batch":
+                calibrator = balance_of_batch(predictor, images, self.plan.levels, **how)
+            searcher = Searcher(predictor, self.plan, calibrator, self.gate, **how)
+            for rows, answer in searcher.blocks(images, bare):
+                yield self._result(images[rows], bare.at(rows), answer)
+
+    def _result(self, images: Tensor, bare: Evidence, answer: Answer) -> SearchResult:
+        single = self.predictor.single_logit
+        return SearchResult(
+            logits=own_shape(answer.logits, single),
+            pose=answer.pose,
+            views=answer.found.views,
+            hypotheses=answer.found.beam,
+            trace=answer.found.trace,
+            bare=own_shape(bare.logits, single),
+            gated=answer.kept,
+            pose_confidence=answer.confidence,
+            images=images,
+            padding=self.padding,
+            interpolation=self.interpolation,
+            multilabel=self.plan.confidence == "multilabel",
         )
-        return searcher.blocks(images)
 
     def extra_repr(self) -> str:
         """Return the levels and the main options."""

@@ -1,152 +1,26 @@
-"""What a search returns: beams of hypotheses, the trace of each level, and the result (all frozen)."""
+"""What a search returns for each image of a batch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from headtilt.errors import OptionError, at_least, is_number
-from headtilt.geometry import inverse as back
-from headtilt.geometry.groups import Group, decompose, invert
+from headtilt.geometry import inverse
+from headtilt.geometry.groups import decompose, invert
 from headtilt.geometry.warp import Interpolation, Padding, warp
-from headtilt.model.evidence import Evidence
-from headtilt.model.evidence import concatenate as join_evidence
 from headtilt.model.outputs import two_classes
+from headtilt.search.found import Beam, Trace, of_images, spread_out, stack
 
-NEAR = 0.5
-SHARED = {"group", "parameters"}  # fields of a trace that all images have in common
-_Value = TypeVar("_Value", "Beam", "LevelTrace", "LatticeTrace")
-
-
-@dataclass(frozen=True)
-class Beam:
-    """The hypotheses of a batch, best first.
-
-    Attributes:
-        pose: (B, K, 3, 3), what has been done to the image so far.
-        evidence: Logits (B, K, Y) of the image under that pose.
-        confidence: (B, K), as the last level judged it.
-        accumulated: (B, K), confidence summed along the trajectory.
-        active: (B, K), false where fewer labels than hypotheses were found; such slots hold nothing.
-    """
-
-    pose: Tensor
-    evidence: Evidence
-    confidence: Tensor
-    accumulated: Tensor
-    active: Tensor
-
-    @property
-    def labels(self) -> Tensor:
-        """Class of each hypothesis (B, K)."""
-        return self.evidence.labels
+SHOWN = 10  # images that a printed result names
 
 
-@dataclass(frozen=True)
-class LevelTrace:
-    """What one level saw and chose.
-
-    Attributes:
-        group: The group of the level.
-        parameters: (N,), the parameters sampled along its orbit.
-        parents: (B, K, 3, 3), the poses that were expanded.
-        active: (B, K), which of them were hypotheses at all.
-        confidence: (B, K, N); −inf where the parent was not active.
-        energy: (B, K, N), the mean energy; +inf where the parent was not active.
-        labels: (B, K, N), the class of every view.
-        chosen: (B, K′), the candidates kept, as indices into K·N; −1 where a slot stayed empty.
-        temperature: Of the Boltzmann traversal.
-    """
-
-    group: Group
-    parameters: Tensor
-    parents: Tensor
-    active: Tensor
-    confidence: Tensor
-    energy: Tensor
-    labels: Tensor
-    chosen: Tensor
-    temperature: float = 1.0
-
-    @property
-    def probabilities(self) -> Tensor:
-        """Boltzmann probabilities (B, K, N) of moving from a parent to each candidate: the appendix's Markov chain."""
-        return torch.where(self.active[..., None], (self.confidence / self.temperature).softmax(dim=-1), 0.0)
-
-    def poses(self) -> Tensor:
-        """Return the poses (B, K, N, 3, 3) of all candidates."""
-        steps = self.group.matrix(self.parameters).to(self.parents)
-        return steps @ self.parents[:, :, None]
-
-
-@dataclass(frozen=True)
-class LatticeTrace:
-    """What a search over the whole group saw.
-
-    Attributes:
-        levels: The groups whose product was searched.
-        coordinates: (B, V, L), the parameters of each view, level by level.
-        poses: (B, V, 3, 3).
-        confidence: (B, V).
-        energy: (B, V).
-        labels: (B, V), the class of every view.
-    """
-
-    levels: tuple[Group, ...]
-    coordinates: Tensor
-    poses: Tensor
-    confidence: Tensor
-    energy: Tensor
-    labels: Tensor
-
-
-Trace = tuple[LevelTrace, ...] | tuple[LatticeTrace, ...]
-
-
-@dataclass(frozen=True)
-class Posture:
-    """How images lie by a head's posterior over the views that were seen.
-
-    Attributes:
-        pose: (B, 3, 3), what turns each image upright.
-        tilted: (B,), log-odds that the image did not come upright.
-        confidence: (B,), how probable it is that the right pose is near this one.
-    """
-
-    pose: Tensor
-    tilted: Tensor
-    confidence: Tensor
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a walk through the poses found for a batch.
-
-    Attributes:
-        beam: The final hypotheses, ranked.
-        trace: What was seen on the way.
-        root: (B, Y), the calibrated logits of the images as they came.
-        marginal: (B, Y), logsumexp of the logits over all views seen.
-        near: (B, Y), the same over the views near the identity alone.
-        views: (B,), how many views were seen.
-        posture: How the images lie; None where no head tells.
-    """
-
-    beam: Beam
-    trace: Trace
-    root: Tensor
-    marginal: Tensor
-    near: Tensor
-    views: Tensor
-    posture: Posture | None = None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SearchResult:
     """What the search found for each image.
 
@@ -182,6 +56,39 @@ class SearchResult:
 
     def __len__(self) -> int:
         return len(self.logits)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> SearchResult:
+        """Return the result of one image, still as a batch of one, or of several: a slice, indices or truth values."""
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"index must name one of the {len(self)} images; got {index}.")
+            index = slice(index % len(self), index % len(self) + 1)
+        rows = index if isinstance(index, slice) else torch.as_tensor(index, device=self.logits.device)
+        return self._changed(lambda part: part[rows])
+
+    def to(self, *args: Any, **kwargs: Any) -> SearchResult:
+        """Return the same on another device; see `torch.Tensor.to`. Precisions stay as they are."""
+        device = torch.empty(0).to(*args, **kwargs).device
+        return self._changed(lambda part: part.to(device), shared=True)
+
+    def cpu(self) -> SearchResult:
+        """Return the same in the memory of the CPU."""
+        return self.to("cpu")
+
+    def __repr__(self) -> str:
+        """Return a line for each image, for as many as fit on a screen."""
+        shown = [self.describe(index).partition("\n")[0] for index in range(min(len(self), SHOWN))]
+        more = [f"… and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        return "\n  ".join([f"SearchResult of {len(self)} images", *shown, *more])
+
+    def _changed(self, change: Callable[[Tensor], Tensor], *, shared: bool = False) -> SearchResult:
+        """Return the result with all of its per-image tensors changed."""
+        changes: dict[str, Any] = {
+            field.name: change(part) for field in fields(self) if isinstance(part := getattr(self, field.name), Tensor)
+        }
+        levels = (of_images(level, change, shared=shared) for level in self.trace)
+        hypotheses = of_images(self.hypotheses, change, shared=shared)
+        return replace(self, hypotheses=hypotheses, trace=cast(Trace, tuple(levels)), **changes)
 
     @property
     def labels(self) -> Tensor:
@@ -254,10 +161,10 @@ class SearchResult:
         if [points is None, boxes is None, masks is None].count(False) != 1:
             raise OptionError("invert takes exactly one of points, boxes and masks.")
         if points is not None:
-            return back.points_back(points, self.pose, height, width)
+            return inverse.points_back(points, self.pose, height, width)
         if boxes is not None:
-            return back.boxes_back(boxes, self.pose, height, width, corners=corners)
-        return back.masks_back(cast(Tensor, masks), self.pose)
+            return inverse.boxes_back(boxes, self.pose, height, width, corners=corners)
+        return inverse.masks_back(cast(Tensor, masks), self.pose)
 
     def describe(self, index: int = 0, *, names: Sequence[str] | None = None) -> str:
         """Return in words how image `index` was perturbed, what it shows, and what the rivals were."""
@@ -286,92 +193,18 @@ def own_shape(logits: Tensor, single: bool) -> Tensor:
     return logits[..., 1:] - logits[..., :1] if single else logits
 
 
-def near_identity(poses: Tensor) -> Tensor:
-    """Return whether poses (…, 3, 3) move the image little: ‖T − I‖_F ≤ 1/2, a rotation by 20° or so."""
-    identity = torch.eye(3, dtype=poses.dtype, device=poses.device)
-    return (poses - identity).flatten(-2).norm(dim=-1) <= NEAR
-
-
-def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
-    """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
-
-    The marginal's pose is that of the best hypothesis with the marginal's label, or of the best one where none has it.
-    """
-    beam = found.beam
-    if readout == "incumbent":
-        return beam.evidence.logits[:, 0], beam.pose[:, 0]
-    agrees = (beam.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
-    slot = agrees.float().argmax(1)
-    return found.marginal, beam.pose[torch.arange(slot.shape[0], device=slot.device), slot]
-
-
-def scatter(whole: Found, found: Found, rows: Tensor) -> Found:
-    """Return `whole` with the images at `rows` replaced by what was found for them.
-
-    In the trace, which only those images have, all others hold NaN, −1 or False.
-    """
-    beam = found.beam
-    posture = found.posture
-    if posture is not None and whole.posture is not None:
-        pairs = ((getattr(whole.posture, part.name), getattr(posture, part.name)) for part in fields(posture))
-        posture = Posture(*(before.index_copy(0, rows, after) for before, after in pairs))
-    changes = {
-        name: getattr(whole.beam, name).index_copy(0, rows, getattr(beam, name))
-        for name in ("pose", "confidence", "accumulated", "active")
-    }
-    logits = whole.beam.evidence.logits.index_copy(0, rows, beam.evidence.logits)
-    batch = len(whole.views)
-    return Found(
-        beam=replace(whole.beam, evidence=Evidence(logits), **changes),
-        trace=cast(Trace, tuple(_spread_out(level, rows, batch) for level in found.trace)),
-        root=whole.root,
-        marginal=whole.marginal.index_copy(0, rows, found.marginal),
-        near=whole.near.index_copy(0, rows, found.near),
-        views=whole.views.index_copy(0, rows, found.views),
-        posture=posture,
-    )
-
-
-def _spread_out(level: LevelTrace | LatticeTrace, rows: Tensor | None, batch: int) -> LevelTrace | LatticeTrace:
-    """Return a trace of `batch` images with this one's at `rows`, or nowhere, and nothing at all others."""
-    changes: dict[str, Any] = {}
-    for field in fields(level):
-        part: Any = getattr(level, field.name)
-        if isinstance(part, Tensor) and field.name not in SHARED:
-            empty = float("nan") if part.is_floating_point() else False if part.dtype == torch.bool else -1
-            whole = part.new_full((batch, *part.shape[1:]), empty)
-            changes[field.name] = whole if rows is None else whole.index_copy(0, rows, part)
-    return replace(level, **changes)
-
-
 def concatenate(results: Sequence[SearchResult]) -> SearchResult:
     """Return the results of consecutive parts of a batch as one."""
     if len(results) == 1:
         return results[0]
     first = results[0]
     known = next((result.trace for result in results if result.trace), ())
-    traces = [result.trace or [_spread_out(level, None, len(result)) for level in known] for result in results]
+    traces = [result.trace or [spread_out(level, None, len(result)) for level in known] for result in results]
+    names = [field.name for field in fields(first) if isinstance(getattr(first, field.name), Tensor)]
+    tensors: dict[str, Any] = {name: torch.cat([getattr(result, name) for result in results]) for name in names}
     return replace(
         first,
-        logits=torch.cat([result.logits for result in results]),
-        pose=torch.cat([result.pose for result in results]),
-        views=torch.cat([result.views for result in results]),
-        bare=torch.cat([result.bare for result in results]),
-        gated=torch.cat([result.gated for result in results]),
-        pose_confidence=torch.cat([result.pose_confidence for result in results]),
-        images=torch.cat([result.images for result in results]),
-        hypotheses=_stack([result.hypotheses for result in results]),
-        trace=cast(Trace, tuple(_stack(level) for level in zip(*traces, strict=True))),
+        hypotheses=stack([result.hypotheses for result in results]),
+        trace=cast(Trace, tuple(stack(level) for level in zip(*traces, strict=True))),
+        **tensors,
     )
-
-
-def _stack(values: Sequence[_Value]) -> _Value:
-    """Return one frozen value whose per-image tensors are those of all `values`, one after the other."""
-    changes: dict[str, Any] = {}
-    for field in fields(values[0]):
-        parts = [getattr(value, field.name) for value in values]
-        if isinstance(parts[0], Evidence):
-            changes[field.name] = join_evidence(parts)
-        elif isinstance(parts[0], Tensor) and field.name not in SHARED:
-            changes[field.name] = torch.cat(parts)
-    return replace(values[0], **changes)

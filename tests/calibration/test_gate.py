@@ -21,7 +21,8 @@ from headtilt.calibration.verdict import straight
 from headtilt.model.evidence import Evidence
 from headtilt.paper import data as ht_data
 from headtilt.paper.data.perturb import draw, perturb_dataset
-from headtilt.result import Posture, concatenate, read_out
+from headtilt.result import concatenate
+from headtilt.search.found import Posture, read_out
 from headtilt.search.run import decide
 
 from .toys import found, twin

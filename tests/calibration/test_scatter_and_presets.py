@@ -12,7 +12,7 @@ import headtilt as ht
 from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor
 from headtilt.presets import accurate, affine_levels, fast
-from headtilt.result import LatticeTrace, LevelTrace, Posture, scatter
+from headtilt.search.found import LatticeTrace, LevelTrace, Posture, scatter
 from headtilt.search.joint import Joint
 from headtilt.search.plan import settled
 from headtilt.search.tree import Tree

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import headtilt as ht
 from headtilt.model.evidence import Evidence
-from headtilt.result import Found
+from headtilt.search.found import Found
 from headtilt.search.tree import root_beam
 from tests.toys import ungated
 

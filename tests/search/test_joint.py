@@ -14,8 +14,9 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.geometry.groups import Group
 from headtilt.model.evidence import Evidence
-from headtilt.result import LatticeTrace, concatenate, near_identity
+from headtilt.result import concatenate
 from headtilt.search.anneal import Anneal
+from headtilt.search.found import LatticeTrace, near_identity
 from headtilt.search.joint import Joint, first_step, lattice, log_weights, matrices, spread, wrap
 from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
 

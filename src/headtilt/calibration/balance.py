@@ -7,20 +7,22 @@ is the classifier's own answer on the upright image, so no label is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.errors import HeadtiltError, OptionError
-from headtilt.model.chunking import out_of_memory
-from headtilt.model.evidence import Evidence, floored
+from headtilt.errors import OptionError
+from headtilt.geometry.groups import Group
+from headtilt.geometry.warp import Interpolation, Padding
+from headtilt.model.evidence import Calibrator, Evidence, floored
+from headtilt.model.predictor import Predictor
+from headtilt.search.joint import elements, lattice, matrices
 
-Calibrator = Callable[[Evidence], Evidence]
 FEWEST_PER_CLASS = 20
+BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
 
 
 class InSingle(nn.Module):
@@ -124,14 +126,6 @@ def fit_map(orbits: Tensor, targets: Tensor, balance: Balance, *, best: bool = F
     return Balance(bias, weight)
 
 
-def as_it_came(calibrator: Calibrator | None, bare: Evidence) -> Evidence:
-    """Return the calibrated evidence of images as they came; a head has a word of its own for these."""
-    if calibrator is None:
-        return bare
-    with fitted_for_it(calibrator):
-        return getattr(calibrator, "as_it_came", calibrator)(bare)
-
-
 def checked_calibrator(calibrator: object) -> Calibrator | Literal["batch"] | None:
     """Return the calibrator; raise `OptionError` unless it is a callable, "batch" or None."""
     if calibrator is not None and calibrator != "batch" and not callable(calibrator):
@@ -139,16 +133,21 @@ def checked_calibrator(calibrator: object) -> Calibrator | Literal["batch"] | No
     return cast("Calibrator | Literal['batch'] | None", calibrator)
 
 
-@contextmanager
-def fitted_for_it(part: object) -> Iterator[None]:
-    """Say so where what was fitted meets a model that it was not fitted for; others' functions speak for themselves."""
-    try:
-        yield
-    except HeadtiltError:
-        raise
-    except RuntimeError as error:
-        if out_of_memory(error) or not type(part).__module__.startswith("headtilt."):
-            raise
-        raise OptionError(
-            f"{type(part).__name__} was fitted for another model: {error}. Fit again, or load the bundle of this model."
-        ) from error
+def balance_of_batch(
+    predictor: Predictor,
+    images: Tensor,
+    levels: Sequence[Group],
+    *,
+    readout: str,
+    padding: Padding,
+    interpolation: Interpolation,
+) -> Balance:
+    """Return the balance under which all classes win equally often over the orbits of this very batch (B, C, H, W)."""
+    views = elements(levels) or (24 if len(levels) == 1 else 72)
+    poses = matrices(levels, lattice(levels, views).to(images))
+    # Evenly from the whole batch, which may have come sorted by class.
+    some = images[torch.linspace(0, len(images) - 1, min(len(images), BATCH_BALANCE)).long().to(images.device)]
+    seen = predictor.all_views(some, poses, padding=padding, interpolation=interpolation)
+    orbits = seen.logits.reshape(len(some), len(poses), -1)
+    pooled = orbits.amax(1) if readout == "incumbent" else orbits.logsumexp(1)
+    return fit_balance(pooled, torch.full_like(pooled[0], 1 / pooled.shape[1]))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtilt.calibration.balance import Balance, Calibrator, as_it_came, fit_balance, fit_map
+from headtilt.calibration.balance import Balance, fit_balance, fit_map
 from headtilt.calibration.distances import fit_neighbours, fit_prototypes
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES, Fold, Seeds, gather, split
 from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, quantile_for
@@ -28,13 +28,12 @@ from headtilt.calibration.sampler import Sampler, draw_nearly
 from headtilt.calibration.verdict import TURNED, Judged, Straight, joined, only, read, straight, verdict
 from headtilt.errors import DataError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.geometry.warp import Interpolation, Padding
-from headtilt.model.evidence import Evidence, concatenate
+from headtilt.model.evidence import Calibrator, Evidence, concatenate
 from headtilt.model.predictor import Predictor
 from headtilt.progress import Progress, Ticker
-from headtilt.result import read_out
 from headtilt.search.joint import elements, posture
 from headtilt.search.plan import Plan
-from headtilt.search.run import Searcher
+from headtilt.search.run import Searcher, as_it_came
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
@@ -367,12 +366,9 @@ class Fitting:
         parts = []
         for some in rows.cpu().split(128):
             images = sampler.seen(self.images[some])
-            bare = how.predictor(images)
-            for part in torch.arange(len(some)).split(searcher.block_size(bare, images.device)):
-                at = part.to(images.device)
-                found, _ = searcher.find(images[at], bare.at(at), calibrator)
-                answer, _ = read_out(found, how.readout)
-                parts.append(straight(bare.at(at), answer, found.posture, belief[some[part].to(belief.device)]))
+            bare, second = how.predictor(images), belief[some.to(belief.device)]
+            for part, answer in searcher.blocks(images, bare):
+                parts.append(straight(bare.at(part), answer.logits, answer.found.posture, second[part]))
             tell("searching upright images", len(some) * (1 + how.plan.most_views))
         return joined(parts)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headtilt.errors import OptionError, is_number
 from headtilt.model.evidence import Evidence, floored
-from headtilt.result import Found
+from headtilt.search.found import Found
 
 LEAST_COST = 0.2  # of replacing an answer: no look at an image is so much better than another that none is lost
 FEWEST_IN_TAIL = 10

@@ -8,7 +8,7 @@ third is turned by exact quarters, which moves pixels and mixes none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -186,8 +186,3 @@ def nearly(unit: Tensor, size: int) -> Tensor:
     shift = unit[:, 2:] * (2 * NEARLY_PIXELS / size)
     turned = rotation().matrix(unit[:, 0] * NEARLY_ANGLE) @ scale().matrix(torch.log1p(unit[:, 1] * NEARLY_SCALE))
     return translate_x().matrix(shift[:, 0]) @ translate_y().matrix(shift[:, 1]) @ turned
-
-
-def default_views(levels: Sequence[Group]) -> int:
-    """Return how many views of an orbit are looked at where nobody says: all of finite groups, else 24 or 72."""
-    return elements(levels) or (24 if len(levels) == 1 else 72)

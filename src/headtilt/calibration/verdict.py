@@ -13,7 +13,7 @@ from torch import Tensor
 from headtilt.calibration.gate import Gate, rival
 from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence
-from headtilt.result import Posture
+from headtilt.search.found import Posture
 from headtilt.search.joint import log_weights
 
 TURNED = 10.0  # degrees by which an upright image must not be turned

@@ -15,13 +15,13 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from headtilt.calibration.balance import Balance, Calibrator, as_it_came
+from headtilt.calibration.balance import Balance
 from headtilt.calibration.gate import CautiousGate, Gate
 from headtilt.calibration.head import OrbitHead
 from headtilt.errors import MissingExtraError, ModelError, OptionError
 from headtilt.geometry.groups import OneParameterGroup
 from headtilt.geometry.warp import Interpolation, Padding, warp
-from headtilt.model.evidence import Evidence
+from headtilt.model.evidence import Calibrator, Evidence
 from headtilt.model.outputs import logits_in, two_classes
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import undisturbed
@@ -30,7 +30,7 @@ from headtilt.result import own_shape
 from headtilt.search.confidence import Orbit, curvature_operator
 from headtilt.search.joint import Joint
 from headtilt.search.plan import Plan
-from headtilt.search.run import decide
+from headtilt.search.run import Readout, run
 from headtilt.search.tree import Tree
 
 OUTPUTS = ("logits", "pose", "gated")
@@ -57,7 +57,7 @@ class Graph(nn.Module):
         plan: Plan,
         calibrator: Calibrator | Literal["batch"] | None,
         gate: Gate | CautiousGate | None,
-        readout: str,
+        readout: Readout,
         padding: Padding,
         interpolation: Interpolation,
     ) -> None:
@@ -70,20 +70,20 @@ class Graph(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (B, Y), pose (B, 3, 3) and gated (B,) of raw images (B, C, H, W), as `ITS.search` does."""
-        bare = self._look(images)
 
         def evaluate(index: Tensor, poses: Tensor) -> Evidence:
-            views = warp(images[index], poses, padding=self.padding, interpolation=self.interpolation)
-            return self._calibrated(self._look(views))
+            return self._look(warp(images[index], poses, padding=self.padding, interpolation=self.interpolation))
 
-        root = as_it_came(self.calibrator, bare)  # type: ignore[arg-type]
-        found = self.plan.search(evaluate, root)
-        early = None if self.gate is None else self.gate.leaves_early(root)
-        decided = decide(bare, found, self.gate, self.readout, early)
-        return own_shape(decided.logits, self.predictor.single_logit), decided.pose, decided.kept
-
-    def _calibrated(self, evidence: Evidence) -> Evidence:
-        return evidence if self.calibrator is None else self.calibrator(evidence)  # type: ignore[operator]
+        answer = run(
+            self._look(images),
+            evaluate,
+            self.plan,
+            calibrator=cast("Calibrator | None", self.calibrator),
+            gate=self.gate,
+            readout=self.readout,
+            branching=False,
+        )
+        return own_shape(answer.logits, self.predictor.single_logit), answer.pose, answer.kept
 
     def _look(self, views: Tensor) -> Evidence:
         """Return the evidence of all views (V, C, H, W) in one pass."""
@@ -188,7 +188,7 @@ def write_module(
 
 def metadata(graph: Graph, shape: Sequence[int], labels: Sequence[str] | None) -> dict[str, str]:
     """Return what a reader of the file should know, as strings: version, options, and the classes' names if given."""
-    from headtilt import __version__
+    from headtilt.version import __version__
 
     options: dict[str, Any] = {item.name: getattr(graph.plan, item.name) for item in fields(graph.plan)}
     options |= {

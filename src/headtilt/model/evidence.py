@@ -83,3 +83,6 @@ def mean_prediction(passes: Tensor) -> Tensor:
 
 Evaluate = Callable[[Tensor, Tensor], Evidence]
 """``(index (V,), poses (V, 3, 3)) -> Evidence (V, …)``: what the classifier says of those views of a batch."""
+
+Calibrator = Callable[[Evidence], Evidence]
+"""From what the classifier says to evidence that compares across poses."""

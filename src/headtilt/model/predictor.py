@@ -322,43 +322,40 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Views:
-    """An `Evaluate`: what a predictor says of views of these images, and a calibrator of that.
+    """An `Evaluate`: what a predictor says of views of these images.
 
     Attributes:
         predictor: Whom to ask.
         images: (B, C, H, W).
         padding: See `warp`.
         interpolation: See `warp`.
-        calibrate: From evidence to evidence; None leaves it as it is.
     """
 
     predictor: Predictor
     images: Tensor
     padding: Padding = "zeros"
     interpolation: Interpolation = "bilinear"
-    calibrate: Callable[[Evidence], Evidence] | None = None
 
     def __call__(self, index: Tensor, poses: Tensor) -> Evidence:
         """Return the evidence (V, …) of image `index[v]` seen under `poses[v]`."""
-        seen = self.predictor.views(self.images, index, poses, padding=self.padding, interpolation=self.interpolation)
-        return seen if self.calibrate is None else self.calibrate(seen)
+        return self.predictor.views(self.images, index, poses, padding=self.padding, interpolation=self.interpolation)
 
     def of(self, rows: Tensor) -> Views:
         """Return the views of those images (n,) alone, in rising order."""
-        return self if len(rows) == len(self.images) else replace(self, images=self.images[rows])
+        return replace(self, images=self.images[rows])
 
-    def everywhere(self, poses: Tensor) -> Evidence:
+    def everywhere(self, batch: int, poses: Tensor) -> Evidence:  # noqa: ARG002
         """Return the evidence (B·P, …) of every image under every pose (P, 3, 3), image by image."""
-        seen = self.predictor.all_views(self.images, poses, padding=self.padding, interpolation=self.interpolation)
-        return seen if self.calibrate is None else self.calibrate(seen)
+        return self.predictor.all_views(self.images, poses, padding=self.padding, interpolation=self.interpolation)
 
 
 def everywhere(evaluate: Evaluate, batch: int, poses: Tensor) -> Evidence:
     """Return the evidence (B·P, …) of each of `batch` images under each of the poses (P, 3, 3), image by image.
 
-    `Views` knows a short cut; any other callable is asked view by view.
+    An evaluator may know a short cut, called like this function; any other is asked view by view.
     """
-    if isinstance(evaluate, Views):
-        return evaluate.everywhere(poses)
+    shortcut: Callable[[int, Tensor], Evidence] | None = getattr(evaluate, "everywhere", None)
+    if shortcut is not None:
+        return shortcut(batch, poses)
     index = torch.arange(batch, device=poses.device).repeat_interleave(poses.shape[0])
     return evaluate(index, poses.repeat(batch, 1, 1))

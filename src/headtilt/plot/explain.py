@@ -26,7 +26,8 @@ from headtilt.plot.style import (
     view_pixels,
 )
 from headtilt.plot.tree import tree
-from headtilt.result import LatticeTrace, LevelTrace, SearchResult
+from headtilt.result import SearchResult
+from headtilt.search.found import LatticeTrace, LevelTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

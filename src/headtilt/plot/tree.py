@@ -29,7 +29,8 @@ from headtilt.plot.style import (
     to_numpy,
     view_pixels,
 )
-from headtilt.result import LevelTrace, SearchResult
+from headtilt.result import SearchResult
+from headtilt.search.found import LevelTrace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

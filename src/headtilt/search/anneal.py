@@ -9,8 +9,8 @@ import torch
 from headtilt.errors import OptionError, at_least, checked_seed, positive
 from headtilt.geometry.groups import FiniteGroup, Group, check_levels
 from headtilt.model.evidence import Evaluate, Evidence
-from headtilt.result import Found
 from headtilt.search.confidence import Confidence, resolve
+from headtilt.search.found import Found
 from headtilt.search.joint import check_pointwise, harvest, join, judge, lattice, look, wrap
 
 

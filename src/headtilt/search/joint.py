@@ -17,8 +17,8 @@ from headtilt.errors import OptionError, at_least
 from headtilt.geometry.groups import FiniteGroup, Group, check_levels, reflection
 from headtilt.model.evidence import Evaluate, Evidence, concatenate
 from headtilt.model.predictor import everywhere
-from headtilt.result import Beam, Found, LatticeTrace, Posture, near_identity
 from headtilt.search.confidence import Confidence, Orbit, resolve
+from headtilt.search.found import Beam, Found, LatticeTrace, Posture, near_identity
 from headtilt.search.tree import judged, select
 
 REFERENCE_VIEWS = 16  # as many as all views beside the identity count for, where there are more of them

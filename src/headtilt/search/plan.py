@@ -12,8 +12,8 @@ from torch import Tensor
 from headtilt.errors import one_of
 from headtilt.geometry.groups import Group
 from headtilt.model.evidence import Evidence
-from headtilt.result import Found, Posture, scatter
 from headtilt.search.anneal import Anneal
+from headtilt.search.found import Found, Posture, scatter
 from headtilt.search.joint import Joint
 from headtilt.search.tree import Tree, root_beam, take
 

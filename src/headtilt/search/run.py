@@ -1,77 +1,177 @@
-"""A batch, searched a block at a time: bounded memory, images that leave early, answers that the gate keeps."""
+"""One run: leave early, search, read out, gate. Search, exported graph and fit all go through it.
+
+::
+
+    bare look ─► leave early? ─► plan.search over views ─► read out ─► gate ─► Answer
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from headtilt.calibration.balance import Balance, Calibrator, as_it_came, fit_balance
-from headtilt.calibration.gate import CautiousGate, Gate
-from headtilt.calibration.sampler import default_views
-from headtilt.errors import OptionError
+from headtilt.errors import HeadtiltError, OptionError
 from headtilt.geometry.warp import Interpolation, Padding
-from headtilt.model.chunking import kind_of
-from headtilt.model.evidence import Evidence
-from headtilt.model.predictor import Predictor, Views
-from headtilt.result import Found, SearchResult, own_shape, read_out
-from headtilt.search.joint import lattice, matrices
+from headtilt.model.chunking import kind_of, out_of_memory
+from headtilt.model.evidence import Calibrator, Evaluate, Evidence
+from headtilt.model.predictor import Predictor, Views, everywhere
+from headtilt.search.found import Found, read_out
 from headtilt.search.plan import Plan, settled
 
+Readout = Literal["incumbent", "marginal"]
 # Logits and features kept at once while one block of images is searched: bounds memory whatever the size of the batch.
 # A search is some hundred small operations besides the model; a GPU, which starts each in ten microseconds and does it
 # in one, wants blocks that are worth it.
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
 BLOCK_CHUNKS = 64  # whoever asks for small chunks has little memory: no more of them than this make a block
-BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself
+
+
+class Judge(Protocol):
+    """A gate, seen from here: who needs no search, and whose bare answer stays after it."""
+
+    def leaves_early(self, root: Evidence) -> Tensor:
+        """Return which images (B,) need no search."""
+
+    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:
+        """Return for which images (B,) the bare answer stays."""
 
 
 @dataclass(frozen=True)
-class Decided:
-    """What is answered.
+class Answer:
+    """What is answered for each image.
 
     Attributes:
         logits: (B, Y).
         pose: (B, 3, 3); the identity where an image stays as it came.
         kept: (B,), whether the bare answer stays.
         confidence: (B,), of the pose; NaN where no head tells.
+        found: What the search found on its way.
     """
 
     logits: Tensor
     pose: Tensor
     kept: Tensor
     confidence: Tensor
+    found: Found
 
 
-def decide(
-    bare: Evidence, found: Found, gate: Gate | CautiousGate | None, readout: str, early: Tensor | None = None
-) -> Decided:
-    """Return the answer and the pose of each image, after the gate, which judges each by itself.
+def run(
+    bare: Evidence,
+    evaluate: Evaluate,
+    plan: Plan,
+    *,
+    calibrator: Calibrator | None = None,
+    gate: Judge | None = None,
+    readout: Readout = "incumbent",
+    branching: bool = True,
+) -> Answer:
+    """Return the answer and the pose of each image of a batch.
 
     Args:
-        bare: What the bare model says of the images as they came.
-        found: What the search found.
-        gate: None lets the search have its way.
+        bare: What the bare model says of the images (B, …) as they came.
+        evaluate: What it says of views of them.
+        plan: Which views to look at.
+        calibrator: From what the model says to evidence that compares across poses; None leaves it as it is.
+        gate: Which bare answers stay; None lets the search have its way. Labels and poses are judged each by itself.
         readout: See `ITS`.
-        early: (B,), which images left before the search.
+        branching: Whether images that leave early are spared the search. A fixed graph cannot: there it is done for
+            all, and thrown away.
     """
+    root = as_it_came(calibrator, bare)
+    scored = evaluate if calibrator is None else Scored(evaluate, calibrator)
+    early = torch.zeros_like(bare.labels, dtype=torch.bool) if gate is None else gate.leaves_early(root)
+    found = _searched(scored, plan, root, early) if branching else plan.search(scored, root)
+    return _decided(bare, found, gate, readout, early)
+
+
+def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, early: Tensor) -> Found:
+    """Return what the search finds for the images that did not leave early; for the others, that they are upright."""
+    left = (~early).nonzero()[:, 0]
+    if len(left) == len(early):
+        return plan.search(evaluate, root)
+    found = plan.search(only(evaluate, left), root.at(left)) if len(left) else None
+    return settled(root, found, left, plan.hypotheses)
+
+
+def _decided(bare: Evidence, found: Found, gate: Judge | None, readout: str, early: Tensor) -> Answer:
+    """Return the answer after the gate."""
     answer, pose = read_out(found, readout)
-    kept = torch.zeros_like(bare.labels, dtype=torch.bool) if early is None else early
-    if gate is not None:
-        kept = kept | gate.keeps(bare, found, answer)
+    kept = early if gate is None else early | gate.keeps(bare, found, answer)
     posture = found.posture
     if posture is None:
         turned, confidence = ~kept, torch.full_like(found.marginal[:, 0], float("nan"))
     else:
         pose, confidence = posture.pose, posture.confidence
-        turned = posture.tilted > 0 if gate is None else gate.turns(posture.tilted)
-        turned = turned if early is None else turned & ~early
+        turns = getattr(gate, "turns", lambda tilted: tilted > 0)  # a gate of one's own may leave poses alone
+        turned = turns(posture.tilted) & ~early
     identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
-    logits = torch.where(kept[:, None], bare.logits.to(answer), answer)
-    return Decided(logits, torch.where(turned[:, None, None], pose, identity), kept, confidence)
+    return Answer(
+        logits=torch.where(kept[:, None], bare.logits.to(answer), answer),
+        pose=torch.where(turned[:, None, None], pose, identity),
+        kept=kept,
+        confidence=confidence,
+        found=found,
+    )
+
+
+def as_it_came(calibrator: Calibrator | None, bare: Evidence) -> Evidence:
+    """Return the calibrated evidence of images as they came; a head has a word of its own for these."""
+    if calibrator is None:
+        return bare
+    with _fitted_for_it(calibrator):
+        root: Evidence = getattr(calibrator, "as_it_came", calibrator)(bare)
+    if root.logits.shape != bare.logits.shape:
+        got, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
+        raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {got}.")
+    return root
+
+
+@contextmanager
+def _fitted_for_it(part: object) -> Iterator[None]:
+    """Say so where what was fitted meets a model that it was not fitted for; others' functions speak for themselves."""
+    try:
+        yield
+    except HeadtiltError:
+        raise
+    except RuntimeError as error:
+        if out_of_memory(error) or not type(part).__module__.startswith("headtilt."):
+            raise
+        raise OptionError(
+            f"{type(part).__name__} was fitted for another model: {error}. Fit again, or load the bundle of this model."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An evaluator whose evidence goes through a calibrator."""
+
+    evaluate: Evaluate
+    calibrator: Calibrator
+
+    def __call__(self, index: Tensor, poses: Tensor) -> Evidence:
+        """Return the calibrated evidence (V, …) of image `index[v]` seen under `poses[v]`."""
+        return self.calibrator(self.evaluate(index, poses))
+
+    def everywhere(self, batch: int, poses: Tensor) -> Evidence:
+        """Return the calibrated evidence (B·P, …) of every image under every pose (P, 3, 3)."""
+        return self.calibrator(everywhere(self.evaluate, batch, poses))
+
+    def of(self, rows: Tensor) -> Scored:
+        """Return the same for those images (n,) alone."""
+        return Scored(only(self.evaluate, rows), self.calibrator)
+
+
+def only(evaluate: Evaluate, rows: Tensor) -> Evaluate:
+    """Return an evaluator of those images (n,) alone, in rising order."""
+    narrowed: Callable[[Tensor], Evaluate] | None = getattr(evaluate, "of", None)
+    if narrowed is not None:
+        return narrowed(rows)
+    return lambda index, poses: evaluate(rows[index], poses)
 
 
 @dataclass(frozen=True)
@@ -80,24 +180,25 @@ class Searcher:
 
     predictor: Predictor
     plan: Plan
-    calibrator: Calibrator | Literal["batch"] | None
-    gate: Gate | CautiousGate | None
-    readout: Literal["incumbent", "marginal"]
+    calibrator: Calibrator | None
+    gate: Judge | None
+    readout: Readout
     padding: Padding
     interpolation: Interpolation
 
-    @torch.no_grad()
-    def blocks(self, images: Tensor) -> Iterator[SearchResult]:
-        """Yield what the search finds in images (B, C, H, W), for as many at a time as memory should hold."""
-        device, _ = self.predictor.device_and_dtype(images)
-        images = images.to(device)
-        with self.predictor.borrowed():
-            bare = self.predictor(images)
-            calibrator = self.batch_balance(images) if self.calibrator == "batch" else self.calibrator
-            size = self.block_size(bare, device)
-            for start in range(0, len(images), size):
-                part = slice(start, start + size)
-                yield self.block(images[part], bare.at(part), calibrator)
+    def blocks(self, images: Tensor, bare: Evidence) -> Iterator[tuple[slice, Answer]]:
+        """Yield rows and their answers, for as many images (B, C, H, W) at a time as memory should hold.
+
+        Args:
+            images: On the model's device.
+            bare: What the bare model says of them.
+        """
+        size = self.block_size(bare, images.device)
+        for start in range(0, len(images), size):
+            rows = slice(start, start + size)
+            views = Views(self.predictor, images[rows], self.padding, self.interpolation)
+            parts = {"calibrator": self.calibrator, "gate": self.gate, "readout": self.readout}
+            yield rows, run(bare.at(rows), views, self.plan, **parts)  # type: ignore[arg-type]
 
     def block_size(self, bare: Evidence, device: torch.device) -> int:
         """Return how many images to search at once."""
@@ -106,50 +207,3 @@ class Searcher:
         if self.predictor.chunk is not None:
             size = min(size, BLOCK_CHUNKS * self.predictor.chunk // self.plan.budget)
         return max(size, 1)
-
-    def block(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> SearchResult:
-        """Return what the search finds in one block of images, of which the bare model has said its word."""
-        found, early = self.find(images, bare, calibrator)
-        decided = decide(bare, found, self.gate, self.readout, early)
-        single = self.predictor.single_logit
-        return SearchResult(
-            logits=own_shape(decided.logits, single),
-            pose=decided.pose,
-            views=found.views,
-            hypotheses=found.beam,
-            trace=found.trace,
-            bare=own_shape(bare.logits, single),
-            gated=decided.kept,
-            pose_confidence=decided.confidence,
-            images=images,
-            padding=self.padding,
-            interpolation=self.interpolation,
-            multilabel=self.plan.confidence == "multilabel",
-        )
-
-    def find(self, images: Tensor, bare: Evidence, calibrator: Calibrator | None) -> tuple[Found, Tensor]:
-        """Return what the search finds, and which images (B,) the gate let go before it."""
-        root = as_it_came(calibrator, bare)
-        if root.logits.shape != bare.logits.shape:
-            got, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
-            raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {got}.")
-        early = torch.zeros_like(bare.labels, dtype=torch.bool) if self.gate is None else self.gate.leaves_early(root)
-        left = (~early).nonzero()[:, 0]
-        found = None
-        if len(left):
-            views = Views(self.predictor, images, self.padding, self.interpolation, calibrator)
-            found = self.plan.search(views.of(left), root.at(left))
-        if found is None or len(left) < len(images):
-            found = settled(root, found, left, self.plan.hypotheses)
-        return found, early
-
-    def batch_balance(self, images: Tensor) -> Balance:
-        """Return the balance under which all classes win equally often over the orbits of this very batch."""
-        points = lattice(self.plan.levels, default_views(self.plan.levels))
-        poses = matrices(self.plan.levels, points.to(images))
-        # Evenly from the whole batch, which may have come sorted by class.
-        some = images[torch.linspace(0, len(images) - 1, min(len(images), BATCH_BALANCE)).long().to(images.device)]
-        seen = self.predictor.all_views(some, poses, padding=self.padding, interpolation=self.interpolation)
-        orbits = seen.logits.reshape(len(some), len(poses), -1)
-        pooled = orbits.amax(1) if self.readout == "incumbent" else orbits.logsumexp(1)
-        return fit_balance(pooled, torch.full_like(pooled[0], 1 / pooled.shape[1]))

@@ -13,8 +13,8 @@ from headtilt.errors import OptionError, at_least, checked_seed, one_of, positiv
 from headtilt.geometry.groups import Group, OneParameterGroup, check_levels, identity_index
 from headtilt.model.evidence import Evaluate, Evidence
 from headtilt.model.predictor import everywhere
-from headtilt.result import Beam, Found, LevelTrace, Posture, near_identity
 from headtilt.search.confidence import Confidence, Orbit, check_curvature, resolve
+from headtilt.search.found import Beam, Found, LevelTrace, Posture, near_identity
 
 RANKINGS = ("energy", "last", "accumulated", "support")
 

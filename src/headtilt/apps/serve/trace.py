@@ -12,7 +12,8 @@ from torch import Tensor
 from headtilt import plot
 from headtilt.apps.rows import rows_of
 from headtilt.geometry.groups import decompose, invert
-from headtilt.result import LatticeTrace, LevelTrace, SearchResult
+from headtilt.result import SearchResult
+from headtilt.search.found import LatticeTrace, LevelTrace
 
 
 def trace_of(result: SearchResult, names: Sequence[str] | None) -> dict[str, Any]:

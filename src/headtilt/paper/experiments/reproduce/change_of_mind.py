@@ -12,7 +12,7 @@ from torch import Tensor
 from headtilt.geometry.groups import invert, rotation, shear_x
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, published, share, tilt
-from headtilt.result import LevelTrace
+from headtilt.search.found import LevelTrace
 from headtilt.search.tree import count_labels
 
 if TYPE_CHECKING:

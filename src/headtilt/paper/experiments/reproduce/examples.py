@@ -19,8 +19,9 @@ from headtilt.paper.experiments.reproduce.siscore import Lazy, Variant, images_o
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, picture, published, tilt
 from headtilt.plot.search import view_evidence
-from headtilt.result import LevelTrace, SearchResult
+from headtilt.result import SearchResult
 from headtilt.search.confidence import Orbit, resolve
+from headtilt.search.found import LevelTrace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

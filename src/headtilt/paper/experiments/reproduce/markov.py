@@ -18,7 +18,7 @@ from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, published, share, spread, tilt
 from headtilt.presets import affine_levels
-from headtilt.result import LevelTrace
+from headtilt.search.found import LevelTrace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

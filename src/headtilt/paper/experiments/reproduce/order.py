@@ -16,7 +16,8 @@ from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.data.perturb import schedules
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, published, share, spread, tilt
-from headtilt.result import LevelTrace, SearchResult
+from headtilt.result import SearchResult
+from headtilt.search.found import LevelTrace
 from headtilt.search.tree import count_labels
 
 if TYPE_CHECKING:
