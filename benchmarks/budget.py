@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 import headtilt as ht
-from headtilt.calibration.balance import as_it_came
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES
 from headtilt.calibration.head import HeadRecipe
 from headtilt.geometry.groups import Group
@@ -29,7 +28,9 @@ from headtilt.paper.data import load
 from headtilt.paper.data.perturb import draw, perturb_dataset
 from headtilt.paper.experiments.report import metadata, write_json
 from headtilt.paper.train import accuracy
+from headtilt.presets import affine_levels
 from headtilt.search.joint import is_identity, log_weights, matrices
+from headtilt.search.run import Scored, as_it_came
 
 GRID = (24, 3, 3)
 BUDGETS = (216, 96, 48, 24, 12)
@@ -75,7 +76,7 @@ def fitted(name: str, model: nn.Module, options: argparse.Namespace) -> ht.ITS:
     upright = load(name, "fit", limit=options.fit_images).floats()  # type: ignore[arg-type]
     held_out = load(name, "validation", limit=HELD_OUT_IMAGES).floats()  # type: ignore[arg-type]
     recipe = HeadRecipe(looks=options.looks)
-    return ht.ITS(model, **ht.accurate(), seed=options.seed).fit(
+    return ht.ITS(model, **ht.accurate(affine_levels()), seed=options.seed).fit(
         upright, held_out=held_out, promise=None, recipe=recipe, seed=options.seed
     )
 
@@ -85,16 +86,14 @@ def searches(robust: ht.ITS) -> dict[str, Any]:
     poses = grid(robust.plan.levels)
 
     def by_grid(images: Tensor) -> Tensor:
-        views = Views(robust.predictor, images, robust.padding, robust.interpolation, robust.calibrator)
-        scores = views.everywhere(poses.to(images)).reshape(len(images), len(poses)).logits
+        views = Scored(Views(robust.predictor, images, robust.padding, robust.interpolation), robust.calibrator)
+        scores = views.everywhere(len(images), poses.to(images)).reshape(len(images), len(poses)).logits
         first = as_it_came(robust.calibrator, robust.predictor(images)).logits
         scores = torch.where(is_identity(poses).to(images.device)[:, None], first[:, None], scores)
         return (scores + log_weights(poses.to(scores))[:, None]).logsumexp(1)
 
     def by_lattice(budget: int) -> ht.ITS:
-        other = ht.ITS(robust.model, **{**ht.accurate(), "budget": budget}, padding=robust.padding, gate=None)
-        other.calibrator, other.predictor = robust.calibrator, robust.predictor
-        return other
+        return robust.but(search=ht.Joint(budget=budget), gate=None)
 
     names = {f"lattice {budget}": by_lattice(budget) for budget in BUDGETS}
     return {f"grid {len(poses)}": by_grid, **names}

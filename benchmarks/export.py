@@ -36,7 +36,9 @@ def main() -> None:
     arguments = parser.parse_args()
     data = Path(os.environ["HEADTILT_DATA"])
     adapted = door.load(f"hf:{data / 'mobilenet_v2_imagenet'}")
-    robust = ht.ITS(adapted.model, search="joint", budget=arguments.budget, readout="marginal", padding=adapted.padding)
+    robust = ht.ITS(
+        adapted.model, search=ht.Joint(budget=arguments.budget), readout="marginal", padding=adapted.padding
+    )
     robust.fit(photographs(data / "imagenet-mini/fit", arguments.fit, adapted), method="balance", promise=None)
     tilted = rotated(photographs(data / "imagenet-mini/test", arguments.images, adapted))
     started = time.perf_counter()

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from headtilt.paper import zoo
 from headtilt.paper.baselines.reference import ReferenceITS
 from headtilt.paper.data import load as load_data
 from headtilt.paper.data.perturb import draw, perturb_dataset
+from headtilt.presets import affine_levels
 from headtilt.sources.zoo.cnn import SmallCNN
 
 Run = Callable[[], object]
@@ -197,8 +198,8 @@ def network(case: Case, turns: int, device: str) -> dict[str, Any]:
     searches = {
         "M=1": ht.ITS(case.model, **ht.paper3(1)),
         f"M={case.passes}": ht.ITS(case.model, **ht.paper3(case.passes)),
-        "accurate": ht.ITS(case.model, **ht.accurate()),
-        "fast": ht.ITS(case.model, **ht.fast()),
+        "accurate": ht.ITS(case.model, **ht.accurate(affine_levels())),
+        "fast": ht.ITS(case.model, **ht.fast(affine_levels())),
     }
     if device == "cpu" and case.name != "small CNN":
         del searches["accurate"]
@@ -245,7 +246,7 @@ def new_sizes(case: Case, device: str) -> dict[str, Any]:
     A GPU's convolutions are planned for every new number; a gate leaves another one after every batch. The few sizes to
     which headtilt fills up may have been met in the searches before, as they have in any job but its first batches.
     """
-    predictor = ht.ITS(case.model, **ht.fast()).predictor
+    predictor = ht.ITS(case.model).predictor
     views = channels_last(pictures(128, case.shape, device))
     predictor.views(views[:1], torch.zeros(1, dtype=torch.long, device=device), torch.eye(3, device=device)[None])
     seconds: dict[str, list[float]] = {"bare": [], "headtilt": []}
@@ -291,7 +292,7 @@ def growth(device: str, quick: bool) -> dict[str, Any]:
     batch = 256 if gpu else 8
     torch.manual_seed(0)
     images = pictures(4096 if gpu else 64, (1, 28, 28), device)
-    base: dict[str, Any] = {**ht.paper3(1)}
+    base: dict[str, Any] = ht.paper3(1)
 
     def search(count: int = batch, **more: Any) -> Run:
         robust = ht.ITS(model, **{**base, **more})
@@ -304,7 +305,7 @@ def growth(device: str, quick: bool) -> dict[str, Any]:
 
     axes: dict[str, dict[int, Run]] = {
         "images B": {count: search(count) for count in ((16, 64, 256, 1024, 4096) if gpu else (1, 4, 16, 64))},
-        "hypotheses K": {keep: search(hypotheses=keep) for keep in (1, 2, 3, 5, 8)},
+        "hypotheses K": {keep: search(search=replace(base["search"], hypotheses=keep)) for keep in (1, 2, 3, 5, 8)},
         "levels L": {depth: search(levels=FULL[:depth]) for depth in (1, 2, 3, 4, 5)},
         "dropout passes M": {passes: search(mc_passes=passes) for passes in (1, 2, 5, 10, 20, 50, 100)},
         "side of the image": {side: sized(side) for side in (28, 40, 56, 80, 112)},
@@ -341,7 +342,9 @@ def peak_of(wish: dict[str, int], device: str) -> float:
     `search` also returns where it looked, which takes its room for every image.
     """
     model = zoo.load("mnist", device=device)
-    robust = ht.ITS(model, **ht.paper3(1) | {"chunk": wish["chunk"], "hypotheses": wish["hypotheses"]})
+    paper = ht.paper3(1)
+    walk = replace(paper["search"], hypotheses=wish["hypotheses"])
+    robust = ht.ITS(model, **{**paper, "search": walk, "chunk": wish["chunk"]})
     images = pictures(wish["images"], (1, 28, 28), device)
     robust(images[:2])
     if device == "cuda":
@@ -377,7 +380,7 @@ def labels(device: str, quick: bool) -> dict[str, Any]:
     images = perturb_dataset(data, draw("affine", len(data), seed=0)).images.to(device)
     model = zoo.load("mnist", device=device)
     found: dict[str, Any] = {"images": len(images)}
-    for name, options in {"M=1": ht.fast(), "M=5": {"levels": FULL[:1], "mc_passes": 5}}.items():
+    for name, options in {"M=1": ht.fast(affine_levels()), "M=5": {"levels": FULL[:1], "mc_passes": 5}}.items():
         plain, same, quickest = (ht.ITS(model, **options) for _ in range(3))
         plain.predictor.channels_last = same.predictor.channels_last = False
         plain.predictor.batched_passes = False

@@ -15,6 +15,7 @@ from headtilt import plot
 from headtilt.calibration.head import HeadRecipe
 from headtilt.paper.data import load
 from headtilt.paper.data.perturb import draw, perturb_dataset
+from headtilt.presets import affine_levels
 from headtilt.sources import zoo
 
 IMAGES = Path(__file__).parent / "images"
@@ -24,7 +25,7 @@ VIEWS = 10
 
 def fitted() -> ht.ITS:
     """Return the digits network with a search fitted on unlabelled upright digits."""
-    robust = ht.ITS(zoo.load("digits"), **ht.accurate())
+    robust = ht.ITS(zoo.load("digits"), **ht.accurate(affine_levels()))
     recipe = HeadRecipe(hidden=128)
     return robust.fit(load("digits", "fit").floats(), promise=None, recipe=recipe)
 

@@ -186,9 +186,10 @@ def searching() -> Iterator[Stage]:
 
     for search in ("tree", "joint", "anneal"):
         model, gate, balance = network(), Gate(0.1), Balance(torch.tensor([0.1, 0.0, -0.1]))
-        options = {"budget": 12} if search != "tree" else {"mc_passes": 2}
+        plans = {"tree": ht.Tree(samples=3), "joint": ht.Joint(budget=12), "anneal": ht.Anneal(budget=12)}
+        passes = 2 if search == "tree" else 1
         levels = [ht.rotation(), ht.scale()]
-        robust = ht.ITS(model, levels, samples=3, search=search, chunk=8, gate=gate, calibrator=balance, **options)
+        robust = ht.ITS(model, levels, search=plans[search], mc_passes=passes, chunk=8, gate=gate, calibrator=balance)
         points = ((model, "forward"), (predictor, "warp"), (predictor, "warp_all"), (balance, "forward"))
         points = (*points, (gate, "leaves_early"), (gate, "keeps"))
         yield Stage(
@@ -203,7 +204,7 @@ def searching() -> Iterator[Stage]:
     fresh: list[Any] = []
 
     def renew() -> None:
-        fresh[:] = [ht.ITS(model, samples=3, search="joint", budget=6, chunk=64)]
+        fresh[:] = [ht.ITS(model, search=ht.Joint(budget=6), chunk=64)]
 
     def fit() -> Any:
         with mock.patch.object(head, "FEWEST_STEPS", 2):

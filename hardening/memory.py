@@ -32,7 +32,7 @@ def search(spare: int | None, device: str) -> dict[str, Any]:
     layers = [torch.nn.Conv2d(1, 48, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten()]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(768, 7)).eval().to(device)
     images = torch.rand(64, 1, 32, 32, generator=torch.Generator().manual_seed(1))
-    robust = ht.ITS(model, [ht.rotation(), ht.scale()], samples=9, chunk=CHUNK, gate=None)
+    robust = ht.ITS(model, [ht.rotation(), ht.scale()], search=ht.Tree(samples=9), chunk=CHUNK, gate=None)
     robust(images[:1])  # what is needed but once is there
     if spare is not None and device == "cpu":
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -210,10 +210,11 @@ def digits() -> Any:
     from dataclasses import replace
 
     from headtilt.its import ITS
+    from headtilt.search.tree import Tree
     from headtilt.sources import registry as door
 
     adapted = replace(door.load("zoo:digits:0"), size=28, resize=28)
-    return ITS(adapted.model, samples=5), adapted
+    return ITS(adapted.model, search=Tree(samples=5)), adapted
 
 
 @cache

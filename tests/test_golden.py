@@ -9,21 +9,22 @@ import json
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import headtilt as ht
-from headtilt.calibration.gate import Gate
-from headtilt.calibration.head import HeadRecipe
+from headtilt import Gate, HeadRecipe
+from headtilt.calibration import head
 from tests.toys import TinyNet, tiny_images
 
 FILE = Path(__file__).with_name("golden.json")
-SEARCHES: dict[str, dict[str, Any]] = {
-    "tree": {"search": "tree", "samples": 5},
-    "joint": {"search": "joint", "budget": 12, "rounds": 0},
-    "refined": {"search": "joint", "budget": 40, "rounds": 1},
-    "anneal": {"search": "anneal", "budget": 12},
+SEARCHES = {
+    "tree": ht.Tree(samples=5),
+    "joint": ht.Joint(budget=12),
+    "refined": ht.Joint(budget=40, rounds=1),
+    "anneal": ht.Anneal(budget=12),
 }
 GATES = {"none": None, "cautious": "cautious", "plain": Gate(0.3, 0.5, 0.1)}
 CASES = ["/".join(case) for case in product(SEARCHES, ("incumbent", "marginal"), (*GATES, "fitted"))]
@@ -34,10 +35,10 @@ def answers(case: str) -> dict[str, Any]:
     search, readout, gate = case.split("/")
     net, images = TinyNet().eval(), tiny_images(6)
     levels = [ht.rotation(), ht.scale(0.25)]
-    options = {**SEARCHES[search], "readout": readout, "padding": "zeros"}
-    robust = ht.ITS(net, levels, gate=GATES.get(gate), **options)
+    robust = ht.ITS(net, levels, search=SEARCHES[search], readout=readout, padding="zeros", gate=GATES.get(gate))
     if gate == "fitted":
-        robust.fit(tiny_images(60), recipe=HeadRecipe(hidden=8, looks=1, views=4, epochs=1), promise=10.0)
+        with mock.patch.object(head, "FEWEST_STEPS", 4):
+            robust.fit(tiny_images(60), recipe=HeadRecipe(hidden=8, looks=1, views=4, epochs=1), promise=10.0)
     result = robust.search(images)
     return {
         "logits": result.logits.double().tolist(),

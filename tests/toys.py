@@ -11,6 +11,7 @@ import math
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from headtilt.geometry.groups import OneParameterGroup
 from headtilt.its import ITS
 from headtilt.model.evidence import Evidence
 from headtilt.result import SearchResult
+from headtilt.search.plan import PLANS
 
 Blob = tuple[float, float, float, float]
 
@@ -175,9 +177,20 @@ def stable_id(value: object) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
-def ungated(model, *args, **options):
+def its(model, levels=None, *, search="tree", **options) -> ITS:
+    """The wrapper, for tables of tests: options of any plan may be given, and the one that is searched by takes its."""
+    plan = PLANS[search]() if isinstance(search, str) and search in PLANS else search
+    loose = {item.name for kind in PLANS.values() for item in fields(kind)} - {"levels"}
+    taken = (
+        {item.name: options[item.name] for item in fields(plan) if item.name in options} if is_dataclass(plan) else {}
+    )
+    others = {name: value for name, value in options.items() if name not in loose or name == "seed"}
+    return ITS(model, levels, search=replace(plan, **taken) if taken else plan, **others)
+
+
+def ungated(model, *args, **options) -> ITS:
     """The wrapper without its cautious gate: what the search itself finds."""
-    return ITS(model, *args, **{"gate": None, **options})
+    return its(model, *args, **{"gate": None, **options})
 
 
 def exact(t: float) -> Tensor:
@@ -187,7 +200,7 @@ def exact(t: float) -> Tensor:
 
 def ready(**options) -> ITS:
     """A wrapped network that searches quickly."""
-    return ITS(TinyNet(), **{"samples": 5, **options})
+    return its(TinyNet(), **{"samples": 5, **options})
 
 
 def same(first: SearchResult, second: SearchResult) -> None:

@@ -2,6 +2,8 @@
 
 import logging
 
+from headtilt.calibration.gate import Gate, Promise
+from headtilt.calibration.head import HeadRecipe
 from headtilt.errors import DataError, HeadtiltError, MissingExtraError, ModelError, OptionError, ShapeError
 from headtilt.geometry.groups import (
     compose,
@@ -22,6 +24,9 @@ from headtilt.its import ITS
 from headtilt.model.evidence import Evidence
 from headtilt.presets import accurate, documents, fast, paper3, paper5
 from headtilt.result import SearchResult
+from headtilt.search.anneal import Anneal
+from headtilt.search.joint import Joint
+from headtilt.search.tree import Tree
 from headtilt.sources.pretrained import from_pretrained
 from headtilt.version import __version__ as __version__
 
@@ -31,14 +36,20 @@ logging.getLogger("headtilt").addHandler(logging.NullHandler())
 
 __all__ = [
     "ITS",
+    "Anneal",
     "DataError",
     "Evidence",
+    "Gate",
+    "HeadRecipe",
     "HeadtiltError",
+    "Joint",
     "MissingExtraError",
     "ModelError",
     "OptionError",
+    "Promise",
     "SearchResult",
     "ShapeError",
+    "Tree",
     "accurate",
     "compose",
     "decompose",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from headtilt.calibration.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.calibration.head import HeadRecipe
 from headtilt.calibration.verdict import hint
 from headtilt.errors import DataError, OptionError, ShapeError, is_number, one_of
-from headtilt.geometry.groups import Group, rotation
+from headtilt.geometry.groups import Group
 from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding
 from headtilt.io import bundle, export
 from headtilt.model.evidence import Calibrator, Evidence
@@ -26,9 +28,11 @@ from headtilt.model.state import Model
 from headtilt.model.taps import checked_features
 from headtilt.progress import Progress, on_terminal
 from headtilt.result import SearchResult, concatenate, own_shape
-from headtilt.search.confidence import Confidence
-from headtilt.search.plan import make_plan, plan_options
+from headtilt.search.plan import Plan, made_plan, name_of, taken_by
 from headtilt.search.run import Answer, Searcher
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger("headtilt")
 CHECKED: dict[str, Callable[[object], object]] = {"calibrator": checked_calibrator, "gate": checked_gate}
@@ -41,23 +45,19 @@ class ITS(nn.Module):
     """A classifier with Inverse Transformation Search around it.
 
     ``robust(images)`` returns logits of the model's shape; ``robust.search(images)`` also says how each image was
-    transformed and why. The model is never changed and leaves every call in the mode it came in.
+    transformed and why. The model is never changed and leaves every call in the mode it came in. No gradient passes
+    through a search. The model inside may be compiled; `torch.compile` around the wrapper changes nothing.
 
     Args:
         model: An `nn.Module` or a callable from raw images (B, C, H, W) to logits (B, Y). Normalisation belongs to it.
             A single logit (B, 1) is taken for no or yes, and comes back as one.
         levels: Groups to search, from the root of the tree down; the full turn by default.
-        samples: Samples along each orbit; odd, so that the identity is among them (even is fine for a full turn).
-        hypotheses: Hypotheses kept at each level, at most one per label.
-        confidence: "energy", "bayesian" or "group" (the paper's three), "multilabel" for a model whose labels are each
-            there or not, or a callable (Evidence, Orbit) → (B, K, N).
-            None takes "group" for a tree and "energy" elsewhere.
-        search: "tree" walks level by level as the paper does; "joint" covers the product of the levels with a lattice
-            and refines; "anneal" walks it by simulated annealing.
-        budget: Views per image for "joint" and "anneal".
+        search: How to search, with its own options: ``Tree(samples=17, hypotheses=3)`` walks level by level as the
+            paper does, ``Joint(budget=48)`` covers the product of the levels with a lattice, ``Anneal(budget=72)``
+            walks it by simulated annealing. "tree", "joint" and "anneal" are these with their default options.
         mc_passes: Dropout passes to average over; 1 is the deterministic model.
         mc_sampled: Sample dropout even for a single pass.
-        seed: Seed of the dropout masks and of the Boltzmann traversal.
+        seed: Seed of the dropout masks.
         readout: "incumbent" answers with the best hypothesis, "marginal" sums the evidence over all views seen.
         padding: What lies outside the image: "zeros", "border", "reflection", a number, or a number per channel. "auto"
             goes on with the colour of an image's frame where it is one colour, and reflects the image elsewhere; `fit`
@@ -73,8 +73,6 @@ class ITS(nn.Module):
             that all classes are equally frequent in it.
         gate: How strongly the search must beat the bare model's answer: "cautious" (fits any model, and costs upright
             images about a point), plain log-odds, a `Gate`, or None for no gate. `fit` sets a far better one.
-        **finer: The finer options of the search: width, accept, ranking, traversal, temperature (`Tree`); rounds
-            (`Joint`); hot, cold, reach (`Anneal`).
 
     Examples:
         >>> robust = ITS(model, levels=[rotation(), scale(0.25), shear_x(0.25)])  # doctest: +SKIP
@@ -86,11 +84,7 @@ class ITS(nn.Module):
         model: Model,
         levels: Sequence[Group] | None = None,
         *,
-        samples: int = 17,
-        hypotheses: int = 3,
-        confidence: str | Confidence | None = None,
-        search: Literal["tree", "joint", "anneal"] = "tree",
-        budget: int = 72,
+        search: Plan | Literal["tree", "joint", "anneal"] = "tree",
         mc_passes: int = 1,
         mc_sampled: bool = False,
         seed: int = 0,
@@ -103,22 +97,17 @@ class ITS(nn.Module):
         features: str | Sequence[str] | None = "auto",
         calibrator: Calibrator | Literal["batch"] | None = None,
         gate: float | Gate | CautiousGate | Literal["cautious"] | None = "cautious",
-        **finer: Any,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        for name in unknown:
+            _explain(name)
+        given = locals()
+        self._given = {name: given[name] for name in self._parameters_taken()}
         one_of("readout", readout, ("incumbent", "marginal"))
         one_of("interpolation", interpolation, ("bilinear", "nearest", "bicubic"))
         self.model = model
-        self.plan = make_plan(
-            search,
-            (rotation(),) if levels is None else levels,
-            samples=samples,
-            hypotheses=hypotheses,
-            confidence=confidence,
-            budget=budget,
-            seed=seed,
-            **finer,
-        )
+        self.plan = made_plan(search, levels)
         self._predictor = Predictor(
             model,
             mc_passes=mc_passes,
@@ -172,6 +161,7 @@ class ITS(nn.Module):
         """Return what was fitted around the model and has weights."""
         return [part for part in (self.calibrator, self.gate) if isinstance(part, nn.Module)]
 
+    @torch.compiler.disable(reason="a search follows what the model says; compile the model inside instead")  # type: ignore[untyped-decorator]
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, Y) of the images (B, C, H, W) in their most familiar pose."""
         return torch.cat([block.logits for block in self._blocks(images)])  # what else was found need not pile up
@@ -179,6 +169,7 @@ class ITS(nn.Module):
     def fit(
         self,
         images: Tensor | Iterable[Any],
+        labels: object = None,
         *,
         held_out: Tensor | Iterable[Any] | None = None,
         method: Method = "head",
@@ -193,6 +184,7 @@ class ITS(nn.Module):
 
         Args:
             images: (n, C, H, W) raw pixels, or a loader of such batches (labels beside them are ignored).
+            labels: Not needed and not used; here because scikit-learn passes some.
             held_out: Other upright images, from which the gate's thresholds come. None sets a fifth of many `images`
                 aside; few take turns. A classifier is surer of the images it was trained on than it will be of new
                 ones, so that a promise is worth more if these were not among them.
@@ -208,6 +200,8 @@ class ITS(nn.Module):
 
         Nothing changes unless the whole fit succeeds. The classifier never changes.
         """
+        if labels is not None:
+            _without(labels)
         if self.plan.confidence == "multilabel":
             raise OptionError('fit is for one label per image; with confidence="multilabel" nothing needs fitting.')
         if method == "keep" and self.calibrator == "batch":
@@ -246,7 +240,7 @@ class ITS(nn.Module):
         """Write everything but the model to a folder, as JSON and safetensors; see `load`."""
         predictor = self.predictor
         options = {
-            **plan_options(self.plan),
+            "search": self.plan,
             "mc_passes": predictor.passes,
             "mc_sampled": predictor.sampled and predictor.passes == 1,
             "seed": predictor.seed,
@@ -379,7 +373,59 @@ class ITS(nn.Module):
             multilabel=self.plan.confidence == "multilabel",
         )
 
+    def score(self, images: Tensor | np.ndarray[Any, Any], labels: Tensor | np.ndarray[Any, Any]) -> float:
+        """Return the share of right labels (B,) of images (B, C, H, W), as scikit-learn does; 1 is all of them."""
+        wanted = torch.as_tensor(labels).cpu().numpy()
+        found = self.predict(images)
+        if wanted.shape != found.shape:
+            raise ShapeError(f"labels must be {found.shape}, one for each image; got {wanted.shape}.")
+        return float((found == wanted).mean())
+
+    def but(self, **changes: Any) -> Self:
+        """Return another wrapper around the same model, fitted as this one is, with some arguments of `ITS` changed.
+
+        Examples:
+            >>> bare = lambda images: images.flatten(1)[:, :10]
+            >>> ITS(bare).but(gate=None).gate is None
+            True
+        """
+        fitted = {"calibrator": self.calibrator, "gate": self.gate, "padding": self.padding}
+        other = type(self)(**{**self._given, "model": self.model, **fitted, **changes})
+        if self.predictor.features and "features" not in changes:
+            other.predictor = other.predictor.with_features(self.predictor.features)
+        other.report = self.report
+        other.train(self.training)
+        return other
+
+    @classmethod
+    def _parameters_taken(cls) -> list[str]:
+        taken = inspect.signature(ITS.__init__).parameters
+        return [name for name, kind in taken.items() if name != "self" and kind.kind is not kind.VAR_KEYWORD]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002
+        """Return the arguments that this wrapper was made with, for scikit-learn and its `clone`."""
+        return dict(self._given)
+
+    def set_params(self, **changes: Any) -> Self:
+        """Make this wrapper anew with some arguments changed, as scikit-learn does; what was fitted is lost."""
+        self.__init__(**{**self._given, **changes})  # type: ignore[misc]
+        return self
+
     def extra_repr(self) -> str:
         """Return the levels and the main options."""
         names = " → ".join(group.name for group in self.plan.levels)
-        return f"search={type(self.plan).__name__.lower()}, levels={names}, hypotheses={self.plan.hypotheses}"
+        return f"search={name_of(self.plan)}, levels={names}, hypotheses={self.plan.hypotheses}"
+
+
+def _explain(option: str) -> None:
+    """Raise `OptionError` for an option that `ITS` does not take, saying who does."""
+    plan = taken_by(option)
+    advice = f"It belongs to the search: ITS(model, search={plan})." if plan else "See help(headtilt.ITS)."
+    raise OptionError(f"ITS takes no option {option!r}. {advice}")
+
+
+def _without(labels: object) -> None:
+    """Say that labels are not needed; raise `OptionError` for what looks like images."""
+    if getattr(labels, "ndim", 1) > 2:
+        raise OptionError("fit takes one set of images. Others are held out by name: fit(images, held_out=others).")
+    warnings.warn("fit needs no labels, and uses none: it learns from the model's own answers.", stacklevel=3)

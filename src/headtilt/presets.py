@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headtilt.geometry.groups import Group, quarter_turns, rotation, scale, shear_x
+from headtilt.search.joint import Joint
+from headtilt.search.tree import Tree
 
 
 def affine_levels() -> list[Group]:
@@ -15,14 +17,8 @@ def affine_levels() -> list[Group]:
 
 def paper3(mc_passes: int = 50) -> dict[str, Any]:
     """Return the paper's ITS³: rotation, scale ±1/4, shear ±1/4; n = 17, K = 3, M = 50; no gate."""
-    return {
-        "levels": affine_levels(),
-        "samples": 17,
-        "hypotheses": 3,
-        "confidence": "group",
-        "mc_passes": mc_passes,
-        "gate": None,
-    }
+    search = Tree(samples=17, hypotheses=3, confidence="group")
+    return {"levels": affine_levels(), "search": search, "mc_passes": mc_passes, "gate": None}
 
 
 def paper5(mc_passes: int = 50) -> dict[str, Any]:
@@ -34,15 +30,18 @@ def accurate(levels: Sequence[Group] | None = None) -> dict[str, Any]:
     """Return the search for the best labels: a dense lattice over all levels at once, read out over all views.
 
     Call `fit` afterwards: without it no class bias is removed.
+
+    Args:
+        levels: Groups to search; the full turn by default.
     """
-    levels = affine_levels() if levels is None else list(levels)
-    return {"levels": levels, "search": "joint", "budget": 36 if len(levels) == 1 else 48, "readout": "marginal"}
+    levels = [rotation()] if levels is None else list(levels)
+    return {"levels": levels, "search": Joint(budget=36 if len(levels) == 1 else 48), "readout": "marginal"}
 
 
 def fast(levels: Sequence[Group] | None = None) -> dict[str, Any]:
     """Return the search for few views: a quarter of `accurate`'s at most, fewer still with a fitted gate."""
     options = accurate(levels)
-    return {**options, "budget": options["budget"] // 4}
+    return {**options, "search": Joint(budget=options["search"].budget // 4)}
 
 
 def documents() -> dict[str, Any]:
@@ -50,10 +49,5 @@ def documents() -> dict[str, Any]:
 
     On square images no pixel is interpolated. Call `fit` afterwards; then `result.quarters` says how to turn a page.
     """
-    return {
-        "levels": [quarter_turns()],
-        "search": "joint",
-        "budget": 4,
-        "readout": "marginal",
-        "interpolation": "nearest",
-    }
+    search = Joint(budget=4)
+    return {"levels": [quarter_turns()], "search": search, "readout": "marginal", "interpolation": "nearest"}

@@ -21,8 +21,8 @@ import torch
 
 from headtilt.errors import ModelError, OptionError
 from headtilt.geometry.groups import rotation
-from headtilt.its import ITS
 from headtilt.sources import Adapted
+from tests.toys import its
 
 fastapi = pytest.importorskip("fastapi", reason="the extra serve is not installed")
 pytest.importorskip("batched", reason="the extra serve is not installed")
@@ -64,7 +64,7 @@ def png(grey, size=(8, 8)):
 def made(limits=None, **options):
     model = Brightness().eval()
     adapted = Adapted(model, ("dark", "light"), 8, 8, "border", "brightness")
-    return make_app(ITS(model, [rotation()], samples=4, padding="border", **options), adapted, limits), model
+    return make_app(its(model, [rotation()], samples=4, padding="border", **options), adapted, limits), model
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_the_openapi_names_every_refusal(client):
 def test_a_model_error_is_not_swallowed_by_the_wrapper():
     _, model = made()
     with pytest.raises(ModelError, match="cursed"):
-        ITS(model, [rotation()], samples=4).search(torch.full((1, 1, 8, 8), 100 / 255))
+        its(model, [rotation()], samples=4).search(torch.full((1, 1, 8, 8), 100 / 255))
 
 
 class Served:

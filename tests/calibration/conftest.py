@@ -14,6 +14,7 @@ from headtilt.calibration.head import HeadRecipe
 from headtilt.paper import zoo
 from headtilt.paper.data import load
 from headtilt.paper.data.perturb import draw, perturb_dataset
+from tests.toys import its
 
 QUICK = HeadRecipe(looks=1, views=8, epochs=1, hidden=16)
 
@@ -56,5 +57,5 @@ def tilted() -> Tensor:
 @pytest.fixture(scope="session")
 def fitted(digits_net: nn.Module, upright: Tensor) -> ht.ITS:
     """A wrapper with a quickly trained head and a gate; no test changes it."""
-    robust = ht.ITS(digits_net, search="joint", budget=24, readout="marginal")
+    robust = its(digits_net, search="joint", budget=24, readout="marginal")
     return robust.fit(upright, recipe=HeadRecipe(looks=1, views=12, epochs=16, hidden=48), promise=1.0)

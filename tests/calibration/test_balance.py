@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from headtilt.calibration.balance import Balance, as_it_came, fit_balance, fit_map
+from headtilt.calibration.balance import Balance, fit_balance, fit_map
 from headtilt.model.evidence import Evidence
+from headtilt.search.run import as_it_came
 
 from .toys import accuracy
 

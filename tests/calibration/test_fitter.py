@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt.calibration import balance
 from headtilt.calibration import fitter as fitting
 from headtilt.calibration.balance import Balance
 from headtilt.calibration.distances import Neighbours, Prototypes
@@ -27,9 +28,9 @@ from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor
 from headtilt.paper.data import load
 from headtilt.paper.data.perturb import draw, perturb_dataset
-from headtilt.search import run as blocks
+from headtilt.search import run
 from headtilt.search.joint import Joint
-from headtilt.search.plan import make_plan
+from headtilt.search.plan import made_plan
 from tests.toys import TinyNet, fingerprint, tiny_images
 
 from .conftest import QUICK
@@ -250,8 +251,7 @@ def test_the_cost_with_images_that_the_user_holds_out_is_known_too(held_out):
     ids=str,
 )
 def test_a_fit_on_three_hundred_images_with_a_preset_takes_no_more_than_thirty_thousand_views(options):
-    finer = {name: options[name] for name in ("budget",)}
-    plan = make_plan("joint", options["levels"], **finer)
+    plan = made_plan(options["search"], options["levels"])
     assert Fitter(Predictor(TinyNet()), plan).views(300) <= 30_000
 
 
@@ -569,7 +569,7 @@ def test_features_count_towards_the_memory_of_a_block(monkeypatch):
     robust = tiny().fit(tiny_images(60), recipe=QUICK, promise=None)
     whole = list(robust._blocks(tiny_images(20)))
     assert len(whole) == 1
-    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", {"cpu": 6 * (5 + 84) * 5})
+    monkeypatch.setattr(run, "BLOCK_ELEMENTS", {"cpu": 6 * (5 + 84) * 5})
     parts = list(robust._blocks(tiny_images(20)))
     assert [len(part) for part in parts] == [5] * 4
     assert_close(torch.cat([part.logits for part in parts]), whole[0].logits, rtol=1e-4, atol=1e-4)
@@ -592,7 +592,7 @@ def test_a_batch_balances_itself_by_images_from_its_whole_length(monkeypatch):
     monkeypatch.setattr(
         robust.predictor, "all_views", lambda images, *rest, **more: seen.append(images) or inner(images, *rest, **more)
     )
-    monkeypatch.setattr(blocks, "BATCH_BALANCE", 12)
+    monkeypatch.setattr(balance, "BATCH_BALANCE", 12)
     robust(images)
     assert seen[0][:, 0, 0, 0].tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44]
     robust(images[:5])
@@ -601,10 +601,10 @@ def test_a_batch_balances_itself_by_images_from_its_whole_length(monkeypatch):
 
 def test_a_batch_balance_makes_all_classes_win_equally_often(digits_net, tilted):
     robust = joint(digits_net, calibrator="batch")
-    searcher = blocks.Searcher(robust.predictor, robust.plan, "batch", None, "marginal", "zeros", "bilinear")
+    how = {"readout": "marginal", "padding": "zeros", "interpolation": "bilinear"}
     with torch.no_grad():
-        balance = searcher.batch_balance(tilted)
-    scores = joint(digits_net, calibrator=balance, padding="zeros")(tilted)
+        found = balance.balance_of_batch(robust.predictor, tilted, robust.plan.levels, **how)
+    scores = joint(digits_net, calibrator=found, padding="zeros")(tilted)
     assert_close(scores.softmax(1).mean(0), torch.full((9,), 1 / 9), rtol=0, atol=0.02)
 
 

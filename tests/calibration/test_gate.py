@@ -24,6 +24,7 @@ from headtilt.paper.data.perturb import draw, perturb_dataset
 from headtilt.result import concatenate
 from headtilt.search.found import Posture, read_out
 from headtilt.search.run import decide
+from tests.toys import its
 
 from .toys import found, twin
 
@@ -170,7 +171,7 @@ def test_the_gate_judges_the_answer_that_is_given(readout):
     )
     label, lead = (1, 2.0) if readout == "incumbent" else (2, 1.0)
     for margin, answered in ((lead - 0.1, label), (lead + 0.1, 0)):
-        decided = decide(bare, seen, Gate(margin), readout)
+        decided = decide(bare, seen, Gate(margin), readout, torch.tensor([False]))
         assert decided.logits.argmax(1).tolist() == [answered]
         assert decided.kept.tolist() == [answered == 0]
     judged = straight(bare, read_out(seen, readout)[0], None, torch.tensor([[0.2, 0.3, 0.5]]))
@@ -192,12 +193,14 @@ def test_labels_and_poses_are_judged_each_by_itself():
     tilted = torch.tensor([5.0, -5.0, 5.0, -5.0])
     seen = found(answer, answer)
     seen = type(seen)(**{**seen.__dict__, "posture": Posture(turn.expand(4, 3, 3), tilted, torch.full((4,), 0.5))})
-    decided = decide(bare, seen, Gate(1.0, turn_at=0.0), "marginal")
+    nobody = torch.zeros(4, dtype=torch.bool)
+    decided = decide(bare, seen, Gate(1.0, turn_at=0.0), "marginal", nobody)
     assert decided.kept.tolist() == [False, False, True, True]
     turned = (decided.pose != torch.eye(3)).flatten(1).any(1)
     assert turned.tolist() == [True, False, True, False]
     assert torch.equal(decided.pose[turned], turn.expand(2, 3, 3))
-    assert decide(bare, seen, Gate(1.0, turn_at=6.0), "marginal").pose.unique(dim=0).tolist() == [torch.eye(3).tolist()]
+    stays = decide(bare, seen, Gate(1.0, turn_at=6.0), "marginal", nobody)
+    assert stays.pose.unique(dim=0).tolist() == [torch.eye(3).tolist()]
     gone = torch.tensor([True, False, False, False])
     left = decide(bare, seen, Gate(1.0), "marginal", gone)
     assert left.kept.tolist() == [True, False, True, True]
@@ -258,25 +261,25 @@ def test_calibrators_that_mean_nothing_are_refused_at_the_door(digits_net, calib
 
 def test_a_number_as_gate_is_a_plain_gate(digits_net, tilted):
     options = {"search": "joint", "budget": 24, "readout": "marginal"}
-    free = ht.ITS(digits_net, gate=None, **options).search(tilted)
+    free = its(digits_net, gate=None, **options).search(tilted)
     with torch.no_grad():
         bare = digits_net(tilted)
     against = free.logits.amax(1) - free.logits.gather(1, bare.argmax(1, keepdim=True))[:, 0]
     for margin in (0.5, np.float32(2.0), 5):
-        result = ht.ITS(digits_net, gate=margin, **options).search(tilted)
+        result = its(digits_net, gate=margin, **options).search(tilted)
         assert torch.equal(result.gated, against < float(margin))
         assert 0 < int(result.gated.sum()) < 60
         assert torch.equal(result.labels, torch.where(result.gated, bare.argmax(1), free.labels))
-    everything = ht.ITS(digits_net, gate=math.inf, **options).search(tilted)
+    everything = its(digits_net, gate=math.inf, **options).search(tilted)
     assert bool(everything.gated.all())
 
 
 @pytest.mark.parametrize("before", [None, "cautious", 1.0])
 def test_a_gate_set_afterwards_means_what_it_means_at_the_door(digits_net, tilted, before):
-    robust = ht.ITS(digits_net, samples=9, gate=before)
+    robust = its(digits_net, samples=9, gate=before)
     robust.gate = 2.0
     assert isinstance(robust.gate, Gate)
-    assert torch.equal(robust(tilted[:8]), ht.ITS(digits_net, samples=9, gate=2.0)(tilted[:8]))
+    assert torch.equal(robust(tilted[:8]), its(digits_net, samples=9, gate=2.0)(tilted[:8]))
     robust.gate = "cautious"
     assert isinstance(robust.gate, CautiousGate)
     robust.gate = None
@@ -293,9 +296,9 @@ def test_a_gate_and_a_calibrator_of_ones_own_may_take_the_place_of_modules(digit
         def keeps(self, bare, found, answer):
             return torch.zeros_like(bare.labels, dtype=torch.bool)
 
-    robust = ht.ITS(digits_net, samples=9, calibrator=Balance(torch.zeros(9)))
+    robust = its(digits_net, samples=9, calibrator=Balance(torch.zeros(9)))
     robust.gate, robust.calibrator = Open(), "batch"
-    anew = ht.ITS(digits_net, samples=9, gate=Open(), calibrator="batch")
+    anew = its(digits_net, samples=9, gate=Open(), calibrator="batch")
     assert torch.equal(robust(tilted[:8]), anew(tilted[:8]))
     assert robust.state_dict().keys() == anew.state_dict().keys()
     with pytest.raises(ht.OptionError, match="calibrator must be a callable"):
@@ -303,7 +306,7 @@ def test_a_gate_and_a_calibrator_of_ones_own_may_take_the_place_of_modules(digit
 
 
 def test_gated_images_return_the_bare_logits_bit_for_bit_and_stay_where_they_are(digits_net, tilted):
-    result = ht.ITS(digits_net, search="joint", budget=24, readout="marginal", gate=3.0).search(tilted)
+    result = its(digits_net, search="joint", budget=24, readout="marginal", gate=3.0).search(tilted)
     with torch.no_grad():
         bare = digits_net(tilted)
     kept = result.gated
@@ -394,7 +397,7 @@ def test_train_and_eval_change_no_answer_of_a_fitted_wrapper(fitted, tilted, tra
 
 
 def test_a_gate_can_be_fitted_for_the_bare_model(digits_net, upright):
-    robust = ht.ITS(digits_net, search="joint", budget=12, readout="marginal").fit(upright, method="keep", promise=1.0)
+    robust = its(digits_net, search="joint", budget=12, readout="marginal").fit(upright, method="keep", promise=1.0)
     assert robust.calibrator is None
     assert robust.report["method"] == "keep"
     assert robust.gate.exit_at == math.inf  # nobody says what is upright
@@ -409,7 +412,7 @@ def test_a_gate_can_be_fitted_for_the_bare_model(digits_net, upright):
 def test_a_gate_of_few_images_keeps_most_of_what_the_search_alone_would_lose(digits_net, readout):
     """A hundred images show next to nothing of half a point, and the network was trained on them."""
     few, test = ht_data.load("digits", "fit", limit=100).floats(), ht_data.load("digits", "test")
-    robust = ht.ITS(digits_net, search="joint", budget=18, readout=readout).fit(few, method="balance", promise=0.5)
+    robust = its(digits_net, search="joint", budget=18, readout=readout).fit(few, method="balance", promise=0.5)
     images, labels = test.floats(), test.labels
 
     def accuracy(model):
@@ -449,8 +452,8 @@ def test_the_cautious_gate_minds_neither_scale_nor_shift_of_the_logits(digits_ne
         def forward(self, images):
             return digits_net(images) + 7.0
 
-    plain = ht.ITS(digits_net, confidence="energy").search(tilted)
-    shifted = ht.ITS(Rescaled(), confidence="energy").search(tilted)
+    plain = its(digits_net, confidence="energy").search(tilted)
+    shifted = its(Rescaled(), confidence="energy").search(tilted)
     assert torch.equal(plain.gated, shifted.gated)
     assert 0 < int(plain.gated.sum()) < len(tilted)
 

@@ -16,7 +16,7 @@ from headtilt.search.found import LatticeTrace, LevelTrace, Posture, scatter
 from headtilt.search.joint import Joint
 from headtilt.search.plan import settled
 from headtilt.search.tree import Tree
-from tests.toys import TinyNet, tiny_images
+from tests.toys import TinyNet, its, tiny_images
 
 PLANS = {"tree": Tree((ht.rotation(), ht.scale()), samples=5), "joint": Joint((ht.rotation(), ht.scale()), budget=12)}
 every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
@@ -116,15 +116,16 @@ def test_affine_levels_undo_the_papers_perturbations():
     assert affine_levels() == [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)]
 
 
-@pytest.mark.parametrize("levels", [None, [ht.rotation()], (ht.rotation(), ht.scale())], ids=["affine", "one", "two"])
+@pytest.mark.parametrize("levels", [None, [ht.rotation()], (ht.rotation(), ht.scale())], ids=["default", "one", "two"])
 def test_fast_costs_a_quarter_of_accurate(levels):
     slow, quick = accurate(levels), fast(levels)
-    assert quick["budget"] * 4 == slow["budget"]
-    assert {**slow, "budget": 0} == {**quick, "budget": 0}
+    assert quick["search"].budget * 4 == slow["search"].budget
+    assert {**slow, "search": None} == {**quick, "search": None}
+    assert slow["levels"] == ([ht.rotation()] if levels is None else list(levels))
     images = tiny_images(2)
     for options in (slow, quick):
-        result = ht.ITS(TinyNet(), **options).search(images)
-        assert result.views.tolist() == [options["budget"]] * 2
+        result = its(TinyNet(), **options).search(images)
+        assert result.views.tolist() == [options["search"].budget] * 2
         assert len(result.trace) == 1
 
 
@@ -138,4 +139,4 @@ def test_presets_for_levels_of_ones_own_do_not_keep_the_callers_list():
 @pytest.mark.parametrize("preset", [ht.paper3, ht.paper5, accurate, fast, ht.documents])
 def test_every_preset_makes_a_wrapper_that_answers(preset):
     options = preset(2) if preset in (ht.paper3, ht.paper5) else preset()
-    assert ht.ITS(TinyNet(), **options)(tiny_images(2)).shape == (2, 5)
+    assert its(TinyNet(), **options)(tiny_images(2)).shape == (2, 5)

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from hardening.faults import network, pictures
+from tests.toys import its
 
 torch.set_num_threads(1)
 PLANS = [{"search": "tree", "samples": 5}, {"search": "joint", "budget": 18}, {"search": "anneal", "budget": 10}]
@@ -45,7 +46,7 @@ def test_logits_of_ten_thousand_and_of_next_to_nothing_give_finite_answers(optio
     model, images = linear(4, gain=gain), pictures(3)
     largest = float(model(images).detach().abs().max())
     assert largest > 1e4 if gain > 1 else largest < 1e-3
-    check(ht.ITS(model, LEVELS, confidence=confidence, **options).search(images), 3, 4)
+    check(its(model, LEVELS, confidence=confidence, **options).search(images), 3, 4)
 
 
 @pytest.mark.parametrize("options", PLANS, ids=plan_name)
@@ -54,7 +55,7 @@ def test_logits_that_never_change_keep_the_bare_answer(options, value):
     def constant(images):
         return torch.full((len(images), 5), value)
 
-    result = ht.ITS(constant, LEVELS, **options).search(pictures(3))
+    result = its(constant, LEVELS, **options).search(pictures(3))
     check(result, 3, 5)
     assert result.labels.tolist() == [0, 0, 0]
     assert_close(result.pose, torch.eye(3).expand(3, 3, 3).to(result.pose), rtol=0, atol=1e-6)
@@ -64,7 +65,7 @@ def test_logits_that_never_change_keep_the_bare_answer(options, value):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_models_of_other_precisions_are_searched_in_theirs_and_answer_finitely(options, dtype):
     model = linear(4).to(dtype)
-    result = ht.ITS(model, LEVELS, **options).search(pictures(3))
+    result = its(model, LEVELS, **options).search(pictures(3))
     check(result, 3, 4)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
@@ -72,7 +73,7 @@ def test_models_of_other_precisions_are_searched_in_theirs_and_answer_finitely(o
 @pytest.mark.parametrize("options", PLANS, ids=plan_name)
 @pytest.mark.parametrize("classes", [1, 2, 10_000])
 def test_one_class_and_ten_thousand_are_searched(options, classes):
-    result = ht.ITS(linear(classes), LEVELS, **options).search(pictures(2))
+    result = its(linear(classes), LEVELS, **options).search(pictures(2))
     check(result, 2, classes)
     assert result.labels.shape == (2,)
 
@@ -80,22 +81,22 @@ def test_one_class_and_ten_thousand_are_searched(options, classes):
 @pytest.mark.parametrize("side", [1, 2, 8])
 def test_tiny_images_are_searched(side):
     images = torch.linspace(0, 1, 3 * side * side).reshape(3, 1, side, side)
-    check(ht.ITS(linear(4, side), LEVELS, samples=5).search(images), 3, 4)
+    check(its(linear(4, side), LEVELS, samples=5).search(images), 3, 4)
 
 
 def test_an_image_of_four_thousand_pixels_a_side_is_searched():
     pooled = nn.Sequential(nn.AdaptiveAvgPool2d(8), linear(3))
     image = torch.linspace(0, 1, 4000).expand(1, 1, 4000, 4000)
-    result = ht.ITS(pooled, samples=3, chunk=1).search(image)
+    result = its(pooled, samples=3, chunk=1).search(image)
     check(result, 1, 3)
     assert result.canonical().shape == (1, 1, 4000, 4000)
 
 
 def test_one_wrapper_used_from_eight_threads_at_once_gives_the_results_of_one():
     model = network()
-    robust = ht.ITS(model, LEVELS, samples=5, mc_passes=3, chunk=16)
+    robust = its(model, LEVELS, samples=5, mc_passes=3, chunk=16)
     batches = [pictures(24)[start : start + 3] for start in range(0, 24, 3)] * 3
-    alone = [ht.ITS(network(), LEVELS, samples=5, mc_passes=3, chunk=16).search(batch) for batch in batches]
+    alone = [its(network(), LEVELS, samples=5, mc_passes=3, chunk=16).search(batch) for batch in batches]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(robust.search, batches))
     for one, other in zip(together, alone, strict=True):
@@ -108,8 +109,8 @@ def test_one_wrapper_used_from_eight_threads_at_once_gives_the_results_of_one():
 @pytest.mark.parametrize("options", PLANS, ids=plan_name)
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64, None])
 def test_the_same_seed_gives_the_same_result_for_any_chunk(options, chunk):
-    whole = ht.ITS(network(), LEVELS, seed=3, chunk=1000, **options).search(pictures(5))
-    cut = ht.ITS(network(), LEVELS, seed=3, chunk=chunk, **options).search(pictures(5))
+    whole = its(network(), LEVELS, seed=3, chunk=1000, **options).search(pictures(5))
+    cut = its(network(), LEVELS, seed=3, chunk=chunk, **options).search(pictures(5))
     assert torch.equal(cut.labels, whole.labels)
     assert_close(cut.logits, whole.logits, rtol=1e-5, atol=1e-5)
     assert_close(cut.pose, whole.pose, rtol=1e-5, atol=1e-5)
@@ -118,7 +119,7 @@ def test_the_same_seed_gives_the_same_result_for_any_chunk(options, chunk):
 @pytest.mark.parametrize("options", PLANS, ids=plan_name)
 @pytest.mark.parametrize("cut", [1, 2, 4])
 def test_the_same_seed_gives_the_same_result_however_a_batch_is_split(options, cut):
-    robust = ht.ITS(network(), LEVELS, seed=3, **options)
+    robust = its(network(), LEVELS, seed=3, **options)
     whole = robust.search(pictures(5))
     parts = [robust.search(part) for part in pictures(5).split(cut)]
     assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
@@ -127,7 +128,7 @@ def test_the_same_seed_gives_the_same_result_however_a_batch_is_split(options, c
 
 
 def test_an_exported_search_answers_as_the_wrapper_does(tmp_path):
-    robust = ht.ITS(linear(4), LEVELS, search="joint", budget=18, gate=None)
+    robust = its(linear(4), LEVELS, search="joint", budget=18, gate=None)
     robust.export(tmp_path / "search.pt2", (1, 8, 8))
     program = torch.export.load(tmp_path / "search.pt2").module()
     logits, pose, gated = program(pictures(5))

@@ -24,6 +24,7 @@ from headtilt.paper.data import gtsrb
 from headtilt.paper.train import Recipe, train
 from headtilt.sources import sidecar
 from headtilt.sources.decode import decode
+from tests.toys import its
 
 HUGE = 10**400
 
@@ -39,7 +40,7 @@ def network(classes: int = 3, hidden: int = 4) -> nn.Module:
         lambda: ht.rotation(HUGE),
         lambda: ht.ITS(network(), padding=HUGE),
         lambda: ht.ITS(network(), gate=HUGE),
-        lambda: ht.ITS(network(), confidence="group", width=HUGE),
+        lambda: its(network(), confidence="group", width=HUGE),
         lambda: HeadRecipe(learning_rate=HUGE),
     ],
     ids=["range", "padding", "gate", "width", "rate"],
@@ -76,7 +77,7 @@ def test_a_calibrator_of_ones_own_that_raises_is_not_renamed():
 @pytest.mark.parametrize("method", ["prototypes", "neighbours"])
 def test_a_bundle_around_a_model_of_other_features_says_that_it_was_fitted_for_another(tmp_path, method):
     images = 3 * torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    fitted = ht.ITS(network(), samples=5).fit(images, method=method, promise=None, recipe=HeadRecipe(looks=1, views=3))
+    fitted = its(network(), samples=5).fit(images, method=method, promise=None, recipe=HeadRecipe(looks=1, views=3))
     fitted.save(tmp_path)
     with pytest.raises(ht.OptionError, match="was fitted for another model"):
         ITS.load(tmp_path, network(hidden=7))(images[:2])

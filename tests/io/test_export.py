@@ -18,7 +18,7 @@ from headtilt.io.export import Graph
 from headtilt.paper.data import load
 from headtilt.paper.data.perturb import draw, perturb_dataset
 from headtilt.search import tree
-from tests.toys import TinyNet, fingerprint, tiny_images
+from tests.toys import TinyNet, fingerprint, its, tiny_images
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_joint_search_with_head_and_gate_answers_in_onnxruntime_as_in_python(d
 
 def test_the_papers_tree_answers_in_onnxruntime_as_in_python(digits_net, affine, tmp_path):
     options = {"levels": [ht.rotation(), ht.shear_x(0.25)], "samples": 7, "hypotheses": 2, "padding": "zeros"}
-    robust = ht.ITS(digits_net, **{**ht.paper3(mc_passes=1), **options})
+    robust = its(digits_net, **{**ht.paper3(mc_passes=1), **options})
     result = robust.search(affine)
     robust.export(tmp_path / "paper.onnx", affine)
     _, (logits, pose, gated) = in_onnxruntime(tmp_path / "paper.onnx", affine)
@@ -79,7 +79,7 @@ def test_the_papers_tree_answers_in_onnxruntime_as_in_python(digits_net, affine,
 
 def test_balance_refinement_and_flips_answer_in_torch_as_in_python(digits_net, upright, affine, tmp_path):
     options = {"search": "joint", "budget": 24, "hypotheses": 2, "rounds": 1, "readout": "marginal"}
-    robust = ht.ITS(digits_net, [ht.rotation(), ht.reflection()], **options)
+    robust = its(digits_net, [ht.rotation(), ht.reflection()], **options)
     robust.fit(upright[:60], method="balance", promise=None)
     robust.export(tmp_path / "balance.pt2")
     logits, pose, _ = in_torch(tmp_path / "balance.pt2", affine)
@@ -100,9 +100,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_the_search_without_branches_answers_as_the_one_with_them(name, monkeypatch):
     images = tiny_images(9)
-    robust = ht.ITS(
-        TinyNet(), [ht.rotation(), ht.reflection()], samples=7, hypotheses=4, **{"gate": None, **KINDS[name]}
-    )
+    robust = its(TinyNet(), [ht.rotation(), ht.reflection()], samples=7, hypotheses=4, **{"gate": None, **KINDS[name]})
     result = robust.search(images)
     assert len(set(result.labels.tolist())) > 1
     monkeypatch.setattr(tree, "is_compiling", lambda: True)
@@ -118,7 +116,7 @@ def test_the_search_without_branches_answers_as_the_one_with_them(name, monkeypa
 REFUSED = {
     "mc_passes": {"mc_passes": 2},
     "annealing": {"search": "anneal"},
-    "greedy": {"traversal": "boltzmann", "samples": 5},
+    "Boltzmann": {"traversal": "boltzmann", "samples": 5},
     "callable": {"confidence": lambda evidence, orbit: -evidence.energy},
     "batch": {"calibrator": "batch"},
     "prototypes": {"calibrator": Prototypes(torch.zeros(5, 2), torch.tensor(1.0))},
@@ -129,7 +127,7 @@ REFUSED = {
 @pytest.mark.parametrize("word", REFUSED)
 def test_what_no_graph_can_hold_is_refused_in_words(word, tmp_path):
     with pytest.raises(OptionError, match=rf"(?i){word}"):
-        ht.ITS(TinyNet(), **REFUSED[word]).export(tmp_path / "a.onnx", (1, 12, 12))
+        its(TinyNet(), **REFUSED[word]).export(tmp_path / "a.onnx", (1, 12, 12))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,5 +151,5 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.export, "save", fails)
     with pytest.raises(RuntimeError, match="disk full"):
-        ht.ITS(TinyNet(), samples=3).export(tmp_path / "a.pt2", (1, 12, 12))
+        its(TinyNet(), samples=3).export(tmp_path / "a.pt2", (1, 12, 12))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.pt2", "old")]

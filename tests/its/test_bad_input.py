@@ -10,7 +10,7 @@ import torch
 
 import headtilt as ht
 from headtilt.errors import HeadtiltError, MissingExtraError, at_least, checked_seed, one_of, positive
-from tests.toys import TinyNet, fingerprint, ready, stable_id, tiny_images
+from tests.toys import TinyNet, fingerprint, its, ready, stable_id, tiny_images
 
 EYE = torch.eye(3)[None]
 
@@ -180,7 +180,7 @@ def test_paddings_that_mean_nothing_are_refused(padding, message):
     with pytest.raises(ht.OptionError, match=message):
         ht.warp(images, EYE, padding=padding)
     with pytest.raises(ht.OptionError, match=message):
-        ht.ITS(TinyNet(channels=3), samples=5, padding=padding)(images)
+        its(TinyNet(channels=3), samples=5, padding=padding)(images)
 
 
 def test_interpolations_that_mean_nothing_are_refused():

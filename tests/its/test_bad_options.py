@@ -144,7 +144,7 @@ def test_levels_that_are_no_sequence_are_refused(levels, search):
         ({"temperature": math.inf}, "temperature must be a finite number above 0"),
         ({"width": -1}, "width must be a finite number above 0; got -1"),
         ({"width": "wide"}, "width must be a finite number above 0"),
-        ({"hypothesis": 3}, "option must be one of .*'accept'.*; got 'hypothesis'"),
+        ({"hypothesis": 3}, "ITS takes no option 'hypothesis'"),
     ],
     ids=stable_id,
 )
@@ -200,7 +200,7 @@ def test_the_tree_checks_its_options_itself():
     with pytest.raises(ht.OptionError, match="hypotheses must be"):
         Tree((ht.rotation(),), hypotheses=0)
     with pytest.raises(ht.OptionError, match="levels must be"):
-        Tree(())
+        Tree([])
 
 
 @pytest.mark.parametrize(

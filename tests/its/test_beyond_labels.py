@@ -16,13 +16,13 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.errors import OptionError, ShapeError
 from headtilt.model.outputs import two_classes
-from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, render, tiny_images
+from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, its, render, tiny_images
 
 
 def posed(height: int, width: int, pose: torch.Tensor):
     """A search result whose images are blank and whose poses are given."""
     net = TinyNet(size=12)
-    result = ht.ITS(net, samples=3).search(tiny_images(len(pose)))
+    result = its(net, samples=3).search(tiny_images(len(pose)))
     return replace(result, images=torch.zeros(len(pose), 1, height, width), pose=pose)
 
 
@@ -136,7 +136,7 @@ def test_the_documents_preset_turns_pixels_exactly_and_reads_the_turn():
 
 def test_an_embedding_is_what_the_last_layer_reads_of_the_canonical_view():
     net, images = TinyNet().eval(), tiny_images(5)
-    robust = ht.ITS(net, samples=7, confidence="energy")
+    robust = its(net, samples=7, confidence="energy")
     canonical = robust.search(images).canonical()
     embedded = robust.embed(images)
     assert_close(embedded, net.trunk(canonical).detach())
@@ -146,7 +146,7 @@ def test_an_embedding_is_what_the_last_layer_reads_of_the_canonical_view():
 
 
 def test_predict_gives_arrays_and_abstains_where_the_probability_is_low():
-    robust, images = ht.ITS(TinyNet(), samples=7), tiny_images(9)
+    robust, images = its(TinyNet(), samples=7), tiny_images(9)
     result = robust.search(images)
     top = result.probabilities.amax(1)
     threshold = float(top.median())
@@ -185,7 +185,7 @@ def planted(angles) -> torch.Tensor:
 def test_a_single_logit_is_no_and_yes_inside_and_one_logit_outside():
     grid = ht.rotation().grid(16)
     images = planted([float(grid[place]) for place in (2, 5, 11, 14)])
-    robust = ht.ITS(Difference(), samples=16, confidence="energy", gate=None)
+    robust = its(Difference(), samples=16, confidence="energy", gate=None)
     result = robust.search(images)
     assert robust(images).shape == (4, 1)
     assert result.labels.tolist() == [0, 1, 0, 1]
@@ -221,7 +221,7 @@ def test_several_labels_are_found_together_at_the_pose_where_both_are_sure():
     turn = ht.rotation().grid(16)[[4, 12]]
     scene = [*TEMPLATES[0], *TEMPLATES[1]]
     images = torch.stack([render(scene, ht.rotation().matrix(angle)) for angle in turn])[:, None]
-    robust = ht.ITS(Presence(), samples=16, confidence="multilabel")
+    robust = its(Presence(), samples=16, confidence="multilabel")
     assert robust.gate is None
     result = robust.search(images)
     assert result.labels.tolist() == [[True, True], [True, True]]
@@ -235,10 +235,10 @@ def test_several_labels_are_found_together_at_the_pose_where_both_are_sure():
 def test_several_labels_refuse_what_assumes_one():
     for options in ({"readout": "marginal"}, {"gate": 1.0}, {"calibrator": "batch"}):
         with pytest.raises(OptionError, match="multilabel"):
-            ht.ITS(TinyNet(), confidence="multilabel", **options)
+            its(TinyNet(), confidence="multilabel", **options)
     with pytest.raises(OptionError, match="multilabel"):
-        ht.ITS(TinyNet(), confidence="multilabel").fit(tiny_images(20))
-    robust = ht.ITS(TinyNet(), confidence="multilabel")
+        its(TinyNet(), confidence="multilabel").fit(tiny_images(20))
+    robust = its(TinyNet(), confidence="multilabel")
     for name, value in (("gate", 1.0), ("calibrator", "batch")):
         with pytest.raises(OptionError, match="multilabel"):
             setattr(robust, name, value)
@@ -248,7 +248,7 @@ def test_several_labels_refuse_what_assumes_one():
 
 
 def test_a_search_says_nothing_unless_asked(caplog, capfd):
-    robust, images = ht.ITS(TinyNet(), samples=5, gate=0.0), tiny_images(3)
+    robust, images = its(TinyNet(), samples=5, gate=0.0), tiny_images(3)
     with caplog.at_level("INFO"):
         robust.search(images)
     assert caplog.messages == []

@@ -14,6 +14,7 @@ from headtilt.geometry.warp import warp, warp_all
 from headtilt.paper import zoo
 from headtilt.paper.data import load
 from headtilt.paper.data.perturb import draw
+from tests.toys import its
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -27,7 +28,7 @@ def tilted() -> Tensor:
 
 
 def on(device: str, **options: object) -> ht.ITS:
-    return ht.ITS(zoo.load("digits:0").to(device), LEVELS, gate=None, **options)  # type: ignore[arg-type]
+    return its(zoo.load("digits:0").to(device), LEVELS, gate=None, **options)  # type: ignore[arg-type]
 
 
 def test_a_search_on_the_gpu_finds_what_it_finds_on_the_cpu(tilted: Tensor) -> None:

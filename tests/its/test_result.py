@@ -115,7 +115,8 @@ def test_names_replace_labels_in_the_description(result, names):
 def test_the_papers_presets_are_the_papers():
     three, five = ht.paper3(), ht.paper5(mc_passes=10)
     assert three["levels"] == [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)]
-    assert (three["samples"], three["hypotheses"], three["confidence"], three["mc_passes"]) == (17, 3, "group", 50)
+    assert three["search"] == ht.Tree(samples=17, hypotheses=3, confidence="group")
+    assert three["mc_passes"] == 50
     assert five["levels"] == [*three["levels"], ht.rotation(), ht.scale(0.25)]
     assert five["mc_passes"] == 10
 

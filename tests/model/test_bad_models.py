@@ -11,7 +11,7 @@ from torch import nn
 
 import headtilt as ht
 from headtilt.model.predictor import Predictor
-from tests.toys import TinyNet, fingerprint, ready, stable_id, tiny_images
+from tests.toys import TinyNet, fingerprint, its, ready, stable_id, tiny_images
 
 images = tiny_images(2)
 
@@ -64,7 +64,7 @@ def test_answers_that_are_no_logits_are_refused_and_the_model_is_unharmed(form, 
     model = Answering(form).train(training)
     before = fingerprint(model)
     with pytest.raises(ht.ModelError, match=message):
-        ht.ITS(model, samples=5)(images)
+        its(model, samples=5)(images)
     assert fingerprint(model) == before
 
 
@@ -75,7 +75,7 @@ def test_answers_that_are_no_logits_are_refused_and_the_model_is_unharmed(form, 
 )
 def test_answers_without_any_information_are_refused(form):
     with pytest.raises(ht.ModelError, match=r"\(2, Y\); got .*\(2, 0\)|model returned infinite logits"):
-        ht.ITS(Answering(form), [ht.rotation(), ht.scale()], samples=5, confidence="energy")(images)
+        its(Answering(form), [ht.rotation(), ht.scale()], samples=5, confidence="energy")(images)
 
 
 def test_a_confidence_that_returns_nonsense_is_told_so_on_a_lattice_too():
@@ -88,7 +88,7 @@ def test_a_class_ruled_out_by_minus_infinity_is_fine():
     def form(logits):
         return logits.index_fill(1, torch.tensor([2]), -math.inf)
 
-    result = ht.ITS(Answering(form), samples=5).search(images)
+    result = its(Answering(form), samples=5).search(images)
     assert bool((result.labels != 2).all())
     assert bool(result.probabilities.isfinite().all())
 
@@ -108,7 +108,7 @@ def test_a_model_that_raises_is_a_model_error_that_keeps_the_cause(error, passes
     # Where memory runs out, less is tried first.
     views = 1 if "memory" in str(error) else 2
     with pytest.raises(ht.ModelError, match=rf"model raised on views of shape \({views}, 1, 12, 12\)") as caught:
-        ht.ITS(model, samples=5, mc_passes=passes)(images)
+        its(model, samples=5, mc_passes=passes)(images)
     assert caught.value.__cause__ is error
     assert fingerprint(model) == before
 

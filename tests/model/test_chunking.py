@@ -15,7 +15,7 @@ from headtilt.model import chunking as pace
 from headtilt.model import state as borrow
 from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor, Views, everywhere
-from tests.toys import TinyNet, tiny_images
+from tests.toys import TinyNet, its, tiny_images
 
 LEVELS = [ht.rotation(), ht.scale()]
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def test_a_plain_callable_is_asked_view_by_view_where_poses_are_shared():
     "options", [{"samples": 5}, {"search": "joint", "budget": 9}, {"search": "anneal", "budget": 9}]
 )
 def test_a_search_finds_the_same_whether_poses_are_shared_or_not(options):
-    images, robust = tiny_images(4), ht.ITS(TinyNet(), LEVELS, **options)
+    images, robust = tiny_images(4), its(TinyNet(), LEVELS, **options)
     root = robust.predictor(images)
     shared = Views(robust.predictor, images)
     found = robust.plan.search(shared, root)
@@ -146,8 +146,8 @@ class Greedy(TinyNet):
 def test_where_memory_runs_out_the_search_goes_on_in_smaller_chunks_with_the_same_result(error, passes, most, options):
     images = tiny_images(5)
     options = {"levels": LEVELS, "samples": 5, "mc_passes": passes, **options}
-    wanted = ht.ITS(TinyNet(), **options).search(images)
-    robust = ht.ITS(Greedy(error, most), **options)
+    wanted = its(TinyNet(), **options).search(images)
+    robust = its(Greedy(error, most), **options)
     got = robust.search(images)
     assert_close(got.logits, wanted.logits, rtol=1e-5, atol=1e-5)
     assert torch.equal(got.labels, wanted.labels)
@@ -157,8 +157,8 @@ def test_where_memory_runs_out_the_search_goes_on_in_smaller_chunks_with_the_sam
 
 def test_where_the_passes_of_a_single_view_are_too_much_they_run_one_by_one():
     images = tiny_images(3)
-    robust = ht.ITS(Greedy(SHORT[0], 9, behind=4), samples=5, mc_passes=6)
-    wanted = ht.ITS(TinyNet(), samples=5, mc_passes=6).search(images)
+    robust = its(Greedy(SHORT[0], 9, behind=4), samples=5, mc_passes=6)
+    wanted = its(TinyNet(), samples=5, mc_passes=6).search(images)
     assert_close(robust.search(images).logits, wanted.logits, rtol=1e-5, atol=1e-5)
     assert robust.predictor.batched_passes is False
 
@@ -166,7 +166,7 @@ def test_where_the_passes_of_a_single_view_are_too_much_they_run_one_by_one():
 @pytest.mark.parametrize("error", SHORT, ids=["gpu", "cpu", "python"])
 def test_a_single_view_that_is_too_much_is_an_error_that_says_so(error):
     with pytest.raises(ht.ModelError, match=r"model raised on views of shape \(1, 1, 12, 12\)") as caught:
-        ht.ITS(Greedy(error, 0), samples=5).search(tiny_images(3))
+        its(Greedy(error, 0), samples=5).search(tiny_images(3))
     assert caught.value.__cause__ is error
 
 
@@ -271,7 +271,7 @@ def test_a_model_borrowed_already_is_not_copied_again(monkeypatch):
     copied = []
     inner = borrow._restored
     monkeypatch.setattr(borrow, "_restored", lambda model: copied.append(model) or inner(model))
-    ht.ITS(model, LEVELS, samples=5).search(tiny_images(3))
+    its(model, LEVELS, samples=5).search(tiny_images(3))
     assert copied == [model]
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.calibration.head import HeadRecipe
 from headtilt.model.state import dropout_mask
-from tests.toys import TinyNet, tiny_images
+from tests.toys import TinyNet, its, tiny_images
 
 QUICK = HeadRecipe(hidden=16, looks=1, views=8, epochs=1)
 
@@ -125,7 +125,7 @@ def test_every_seed_has_masks_of_its_own() -> None:
     [([ht.quarter_turns()], 4), ([ht.reflection()], 4), ([ht.quarter_turns(), ht.reflection()], 16)],
 )
 def test_finite_groups_are_shown_once_each(preset, levels, count) -> None:
-    robust = ht.ITS(TinyNet().eval(), **{**preset(levels), "budget": 40})
+    robust = its(TinyNet().eval(), **{**preset(levels), "budget": 40})
     result = robust.search(tiny_images(5))
     assert result.views.tolist() == [count] * 5
     assert len(result.trace[0].poses[0].unique(dim=0)) == (count if count == 4 else 8)

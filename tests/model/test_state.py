@@ -14,7 +14,7 @@ import headtilt as ht
 from headtilt.model import state as borrow
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import undisturbed
-from tests.toys import TinyNet, fingerprint, tiny_images
+from tests.toys import TinyNet, fingerprint, its, tiny_images
 
 
 class Restless(nn.Module):
@@ -58,7 +58,7 @@ def test_a_search_leaves_modes_buffers_hooks_and_random_streams_alone(images, mo
         model.last.register_forward_pre_hook(lambda module, inputs: fired.append("before")),
     ]
     before = fingerprint(model)
-    ht.ITS(model, [ht.rotation(), ht.scale()], samples=3, mc_passes=passes)(images)
+    its(model, [ht.rotation(), ht.scale()], samples=3, mc_passes=passes)(images)
     assert fingerprint(model) == before
     assert {"forward", "before"} == set(fired)
     for handle in handles:
@@ -81,7 +81,7 @@ def test_a_model_that_fails_midway_is_left_as_it_came_too(images, mode, passes, 
     model = restless(mode)
     model.fail_on, model.error = fail_on, error
     before = fingerprint(model)
-    robust = ht.ITS(model, [ht.rotation(), ht.scale()], samples=3, mc_passes=passes, chunk=2)
+    robust = its(model, [ht.rotation(), ht.scale()], samples=3, mc_passes=passes, chunk=2)
     with pytest.raises(seen):
         robust(images)
     assert model.calls == fail_on
@@ -177,7 +177,7 @@ class NotANumber(nn.Module):
 def test_buffers_are_restored_however_the_model_writes_them(model, images):
     model = model().eval()
     before = fingerprint(model)
-    ht.ITS(model, samples=3)(images)
+    its(model, samples=3)(images)
     assert fingerprint(model) == before
 
 
@@ -229,12 +229,12 @@ def test_borrowing_a_model_twice_in_the_same_thread_is_fine():
 
 def test_threads_that_share_a_model_get_the_same_answers_and_leave_it_alone(images):
     model = restless("train")
-    robust = ht.ITS(model, samples=5, mc_passes=3)
+    robust = its(model, samples=5, mc_passes=3)
     expected, before = robust(images), fingerprint(model)
     found = [None] * 4
 
     def work(number):
-        found[number] = ht.ITS(model, samples=5, mc_passes=3)(images)
+        found[number] = its(model, samples=5, mc_passes=3)(images)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:

@@ -16,7 +16,7 @@ import headtilt as ht
 from headtilt.model import taps
 from headtilt.model.predictor import Predictor
 from headtilt.model.taps import as_vectors, first_tensor, pooled
-from tests.toys import TinyNet, fingerprint, tiny_images
+from tests.toys import TinyNet, fingerprint, its, tiny_images
 
 
 def drawn(make):
@@ -618,7 +618,7 @@ def test_an_onnx_file_of_a_model_has_all_its_taps_and_serves_the_bundle_that_was
     loaded = onnx.load(str(tmp_path / "net.onnx"))
     assert tuple(loaded.features) == KINDS[kind][1]
     recipe = HeadRecipe(looks=1, views=6, epochs=1, hidden=16)
-    robust = ht.ITS(model, search="joint", budget=6, readout="marginal").fit(images, recipe=recipe, promise=5.0)
+    robust = its(model, search="joint", budget=6, readout="marginal").fit(images, recipe=recipe, promise=5.0)
     assert robust.predictor.features == KINDS[kind][1]
     robust.save(tmp_path / "bundle")
     through = ht.ITS.load(tmp_path / "bundle", loaded.model)

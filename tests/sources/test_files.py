@@ -18,6 +18,7 @@ from headtilt.paper.data import load
 from headtilt.sources import Adapted, onnx, pt2, sidecar
 from headtilt.sources import registry as door
 from headtilt.sources.preprocessing import BlackBox
+from tests.toys import its
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the exporters
 
@@ -60,8 +61,8 @@ def test_an_onnx_file_gives_the_logits_of_its_network(tmp_path, images, dynamic)
     assert (found.size, found.resize, found.channels, found.labels, found.features) == (24, 24, 3, None, None)
     with torch.no_grad():
         assert torch.allclose(found.model(images), model(images), atol=1e-5)
-    robust = ht.from_pretrained(str(tmp_path / "net.onnx"), samples=5)
-    assert torch.equal(robust(images).argmax(1), ht.ITS(model, samples=5, padding=found.padding)(images).argmax(1))
+    robust = ht.from_pretrained(str(tmp_path / "net.onnx"), search=ht.Tree(samples=5))
+    assert torch.equal(robust(images).argmax(1), its(model, samples=5, padding=found.padding)(images).argmax(1))
     assert found.sampled == ()
     with pytest.raises(ht.OptionError, match="dropout"):
         ht.from_pretrained(str(tmp_path / "net.onnx"), mc_passes=3)
@@ -196,8 +197,8 @@ def test_an_exported_program_gives_the_logits_of_its_network(tmp_path, images, d
     assert (found.size, found.resize, found.labels, found.padding) == (24, 28, tuple("abcde"), "zeros")
     with torch.no_grad():
         assert torch.allclose(found.model(images), model(images), atol=1e-5)
-    robust = ht.ITS(found.model, samples=5).train().eval()
-    assert torch.equal(robust(images), ht.ITS(model, samples=5)(images))
+    robust = its(found.model, samples=5).train().eval()
+    assert torch.equal(robust(images), its(model, samples=5)(images))
 
 
 class Evil:

@@ -11,6 +11,7 @@ import torch
 
 import headtilt as ht
 from headtilt.sources import hf
+from tests.toys import its
 
 transformers = pytest.importorskip("transformers", reason="needs the extra headtilt[hf]")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
@@ -52,7 +53,7 @@ def test_logits_are_those_of_the_checkpoint_behind_its_own_processor(checkpoint:
 
 def test_a_wrapper_around_it_searches_and_reads_features(checkpoint: Path) -> None:
     adapted = hf.load(str(checkpoint))
-    robust = ht.ITS(adapted.model, padding=adapted.padding, samples=5)
+    robust = its(adapted.model, padding=adapted.padding, samples=5)
     assert robust(torch.rand(2, 3, 32, 32)).shape == (2, 3)
     tapped = robust.predictor.with_features("auto")
     features = tapped(torch.rand(2, 3, 32, 32)).features

@@ -12,7 +12,7 @@ import headtilt as ht
 from headtilt.errors import OptionError
 from headtilt.sources import hf
 from headtilt.sources.pipeline import for_pipeline
-from tests.toys import fingerprint, tiny_images
+from tests.toys import fingerprint, its, tiny_images
 
 transformers = pytest.importorskip("transformers")
 
@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory):
 
 def test_a_pipeline_answers_as_the_wrapper_does(checkpoint):
     adapted = hf.load(str(checkpoint))
-    robust = ht.ITS(adapted.model, samples=8, confidence="energy", padding="reflection", gate=None)
+    robust = its(adapted.model, samples=8, confidence="energy", padding="reflection", gate=None)
     model = transformers.AutoModelForImageClassification.from_pretrained(checkpoint)
     processor = transformers.AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
     before = {**fingerprint(model), "random": None}  # the pipeline's own loader draws from the streams

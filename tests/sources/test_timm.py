@@ -85,7 +85,7 @@ def test_a_model_comes_with_its_preprocessing_names_features_and_dropout(double)
     mean, deviation = (torch.tensor(part)[:, None, None] for part in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]))
     with torch.no_grad():
         assert torch.allclose(found.model(images), Network(None).eval()((images - mean) / deviation), atol=1e-6)
-    robust = ht.from_pretrained("timm:small", samples=5)
+    robust = ht.from_pretrained("timm:small", search=ht.Tree(samples=5))
     features = robust.predictor.with_features(robust.features)(images).features
     assert features is not None
     assert features.shape == (2, 48)
@@ -139,7 +139,7 @@ def test_the_real_library_gives_a_classifier_that_can_be_searched():
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"timm does not import here: {error}")
     torch.manual_seed(0)
-    robust = ht.from_pretrained("timm:resnet18?weights=none", samples=5)
+    robust = ht.from_pretrained("timm:resnet18?weights=none", search=ht.Tree(samples=5))
     config = timm.data.resolve_model_data_config(robust.adapted.model.model)
     assert robust.adapted.size == config["input_size"][1]
     assert len(robust.names or ()) == 1000

@@ -158,7 +158,7 @@ def test_the_real_library_is_shown_what_its_own_transforms_show(name):
 
 def test_a_real_network_is_searched_and_its_features_are_read():
     library()
-    robust = ht.from_pretrained("torchvision:resnet18?weights=none", samples=5)
+    robust = ht.from_pretrained("torchvision:resnet18?weights=none", search=ht.Tree(samples=5))
     assert robust(torch.rand(1, 3, 224, 224)).shape == (1, 1000)
     features = robust.predictor.with_features("auto")(torch.rand(1, 3, 224, 224)).features
     assert features is not None

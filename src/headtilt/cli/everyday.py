@@ -201,7 +201,7 @@ def fit(
     if (out / "headtilt.json").exists() and not force:
         raise OptionError(f"{out} holds a bundle already; --force replaces it.")
     found = _survey([str(folder)])
-    robust = opened_model(model, None, levels or "rotation", preset, size, device, rounds=refine)
+    robust = opened_model(model, None, levels or "rotation", preset, size, device, refine=refine)
     given: dict[str, Any] = {"looks": looks, "hidden": hidden, "pose": pose}
     recipe = replace(
         patient() if thorough else HeadRecipe(), **{name: value for name, value in given.items() if value is not None}

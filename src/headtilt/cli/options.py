@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,7 +90,6 @@ def groups(names: str | None) -> list[Group] | None:
 def preset_options(name: str | None, levels: list[Group] | None) -> dict[str, Any]:
     """Return the options of `ITS` that a preset and levels stand for."""
     from headtilt import presets
-    from headtilt.geometry.groups import rotation
 
     if name is None:
         return {} if levels is None else {"levels": levels}
@@ -101,7 +101,7 @@ def preset_options(name: str | None, levels: list[Group] | None) -> dict[str, An
         if levels is not None:
             raise OptionError("levels must be left out with --preset documents, which turns by 90° and nothing else.")
         return dict(make())
-    return dict(make([rotation()] if levels is None else levels))
+    return dict(make(levels))
 
 
 def opened_model(
@@ -111,9 +111,9 @@ def opened_model(
     preset: str | None,
     size: int | None,
     device: str,
-    **more: Any,
+    refine: int = 0,
 ) -> Pretrained:
-    """Return the model of a command line with the search around it; `more` are options of `ITS`."""
+    """Return the model of a command line with the search around it, with some rounds of refining the best poses."""
     from headtilt.paper.experiments.report import calm_threads, resolve_device
     from headtilt.sources import registry as door
     from headtilt.sources.pretrained import wrapped
@@ -121,5 +121,7 @@ def opened_model(
     calm_threads()
     if bundle is not None and (levels is not None or preset is not None):
         raise OptionError("--levels and --preset come with --bundle. Leave them out, or fit another bundle.")
-    options = {**preset_options(preset, groups(levels)), **more}
+    options = preset_options(preset, groups(levels))
+    if refine:
+        options["search"] = replace(options["search"], rounds=refine)
     return wrapped(door.load(spec, device=resolve_device(device), size=size), bundle=bundle, **options)

@@ -22,8 +22,9 @@ from headtilt.calibration.head import OrbitHead
 from headtilt.errors import DataError, HeadtiltError, OptionError, number
 from headtilt.geometry.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
 from headtilt.io.weights import load_tensors, save_tensors
+from headtilt.search.plan import PLANS, name_of
 
-FORMAT = 2
+FORMAT = 3
 FARTHEST = 100  # of a group's parameter: a factor of e^100 is beyond any image, and exponentials stay finite
 FINITE = {"reflection": reflection, "quarter_turns": quarter_turns}
 THRESHOLDS = ("margin", "exit_at", "turn_at")
@@ -100,7 +101,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise DataError(
-            f"{path} has bundle format {found!r}; this version reads {FORMAT}, whose heads read several depths. "
+            f"{path} has bundle format {found!r}; this version reads {FORMAT}. "
             "Fit again with headtilt fit or robust.fit, and save."
         )
     if not (path / TENSORS).is_file() or _digest(path / TENSORS) != config.get("sha256"):
@@ -121,6 +122,11 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
 
 def _plain(name: str, value: Any) -> Any:
     """Return an option as JSON can hold it."""
+    if name == "search":
+        return {
+            "kind": name_of(value),
+            **{item.name: _plain(item.name, getattr(value, item.name)) for item in fields(value)},
+        }
     if name == "levels":
         return [group.name if isinstance(group, FiniteGroup) else asdict(group) for group in value]
     if isinstance(value, torch.dtype):
@@ -133,8 +139,11 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _rebuild(name: str, value: Any) -> Any:
+    if name == "search":
+        plan = PLANS[value.pop("kind")]
+        return plan(**{name: _rebuild(name, part) for name, part in value.items()})
     if name == "levels":
-        return [_group(group) for group in value]
+        return tuple(_group(group) for group in value)
     if name == "autocast" and value is not None:
         dtype = getattr(torch, str(value), None)
         if not isinstance(dtype, torch.dtype):

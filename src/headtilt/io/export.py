@@ -29,7 +29,7 @@ from headtilt.model.taps import taps
 from headtilt.result import own_shape
 from headtilt.search.confidence import Orbit, curvature_operator
 from headtilt.search.joint import Joint
-from headtilt.search.plan import Plan
+from headtilt.search.plan import Plan, name_of
 from headtilt.search.run import Readout, run
 from headtilt.search.tree import Tree
 
@@ -112,7 +112,7 @@ def measured_once(plan: Tree | Joint) -> Tree | Joint:
     return replace(plan, confidence=curvature)
 
 
-def refuse(predictor: Predictor, plan: object, calibrator: object, gate: object) -> None:
+def refuse(predictor: Predictor, plan: Plan, calibrator: object, gate: object) -> None:
     """Raise `OptionError` for what no fixed graph can hold."""
     if predictor.sampled:
         raise OptionError("export holds no Monte-Carlo dropout; use mc_passes=1, which costs little accuracy.")
@@ -120,10 +120,8 @@ def refuse(predictor: Predictor, plan: object, calibrator: object, gate: object)
         raise OptionError("export holds no autocast; use autocast=None and let the runtime choose its precision.")
     if not isinstance(predictor.model, nn.Module):
         raise OptionError("export needs an nn.Module; a plain callable cannot be traced. Wrap it in a module.")
-    if not isinstance(plan, (Tree, Joint)):
-        raise OptionError('export holds search="tree" and search="joint"; annealing draws random numbers.')
-    if isinstance(plan, Tree) and plan.traversal == "boltzmann":
-        raise OptionError('export holds no random numbers; use traversal="greedy".')
+    if plan.draws:
+        raise OptionError("export holds no random numbers: no annealing, and no Boltzmann traversal of a tree.")
     if callable(plan.confidence):
         raise OptionError('export holds confidence="energy", "bayesian" or "group"; got a callable.')
     if calibrator == "batch":
@@ -192,7 +190,7 @@ def metadata(graph: Graph, shape: Sequence[int], labels: Sequence[str] | None) -
 
     options: dict[str, Any] = {item.name: getattr(graph.plan, item.name) for item in fields(graph.plan)}
     options |= {
-        "search": type(graph.plan).__name__.lower(),
+        "search": name_of(graph.plan),
         "levels": [group.name for group in graph.plan.levels],
         "confidence": "group" if callable(graph.plan.confidence) else graph.plan.confidence,
         "readout": graph.readout,

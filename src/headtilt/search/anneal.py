@@ -19,7 +19,7 @@ class Anneal:
     """How to anneal.
 
     Attributes:
-        levels: The groups whose product is searched.
+        levels: The groups whose product is searched; `ITS` fills in its own where there are none.
         budget: Views per image; a third seeds the walk with a lattice, the rest are its steps.
         hypotheses: Hypotheses to report, at most one per label.
         confidence: "energy", "bayesian" or a callable.
@@ -29,7 +29,7 @@ class Anneal:
         seed: Seed of the proposals, which all images share, so that results do not depend on how a batch is split.
     """
 
-    levels: tuple[Group, ...]
+    levels: tuple[Group, ...] = ()
     budget: int = 72
     hypotheses: int = 3
     confidence: str | Confidence = "energy"
@@ -41,7 +41,8 @@ class Anneal:
     def __post_init__(self) -> None:
         for name, least in (("budget", 3), ("hypotheses", 1)):
             object.__setattr__(self, name, at_least(name, getattr(self, name), least))
-        check_levels(self.levels, 1)
+        if self.levels != ():
+            check_levels(self.levels, 1)
         object.__setattr__(self, "levels", tuple(self.levels))
         check_pointwise(self.confidence)
         object.__setattr__(self, "seed", checked_seed(self.seed))
@@ -49,6 +50,11 @@ class Anneal:
             positive(name, getattr(self, name))
         if self.cold > self.hot:
             raise OptionError(f"cold must not be above hot; got cold={self.cold}, hot={self.hot}.")
+
+    @property
+    def draws(self) -> bool:
+        """Whether the walk draws random numbers: always."""
+        return True
 
     @property
     def most_views(self) -> int:

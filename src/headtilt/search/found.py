@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headtilt.geometry.groups import Group
-from headtilt.model.evidence import Evidence
+from headtilt.model.evidence import Evidence, concatenate
 
 NEAR = 0.5  # distance ‖T − I‖ up to which a pose moves an image little
 SHARED = {"group", "parameters"}  # fields of a trace that all images have in common
@@ -222,7 +222,7 @@ def stack(values: Sequence[_Value]) -> _Value:
     for field in fields(values[0]):
         parts = [getattr(value, field.name) for value in values]
         if isinstance(parts[0], Evidence):
-            changes[field.name] = stack(parts)
+            changes[field.name] = concatenate(parts)
         elif isinstance(parts[0], Tensor) and field.name not in SHARED:
             changes[field.name] = torch.cat(parts)
     return replace(values[0], **changes)

@@ -31,7 +31,8 @@ class Joint:
     """How to search the product of several groups.
 
     Attributes:
-        levels: The groups; a pose does the first, then the second, and so on.
+        levels: The groups; a pose does the first, then the second, and so on. `ITS` fills in its own where there are
+            none.
         budget: Views per image.
         hypotheses: Hypotheses K to keep and refine, at most one per label.
         confidence: "energy", "bayesian" or a callable; curvature has no meaning on a lattice.
@@ -39,7 +40,7 @@ class Joint:
             last, and half of the hypotheses go before the next (successive halving).
     """
 
-    levels: tuple[Group, ...]
+    levels: tuple[Group, ...] = ()
     budget: int = 72
     hypotheses: int = 3
     confidence: str | Confidence = "energy"
@@ -48,14 +49,20 @@ class Joint:
     def __post_init__(self) -> None:
         for name, least in (("budget", 1), ("hypotheses", 1), ("rounds", 0)):
             object.__setattr__(self, name, at_least(name, getattr(self, name), least))
-        check_levels(self.levels, 1)
+        if self.levels != ():
+            check_levels(self.levels, 1)
         object.__setattr__(self, "levels", tuple(self.levels))
         check_pointwise(self.confidence)
-        if self.coarse < 1:
+        if self.levels and self.coarse < 1:
             raise OptionError(
                 f"budget must leave views for the lattice after {self.budget - self.coarse} for {self.rounds} rounds; "
                 f"got {self.budget}. Use more views or fewer rounds."
             )
+
+    @property
+    def draws(self) -> bool:
+        """Whether the search draws random numbers: never."""
+        return False
 
     @property
     def survivors(self) -> list[int]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from headtilt.errors import one_of
-from headtilt.geometry.groups import Group
+from headtilt.errors import OptionError, one_of
+from headtilt.geometry.groups import Group, check_levels, rotation
 from headtilt.model.evidence import Evidence
 from headtilt.search.anneal import Anneal
 from headtilt.search.found import Found, Posture, scatter
@@ -21,23 +20,31 @@ Plan = Tree | Joint | Anneal
 PLANS: dict[str, type[Tree] | type[Joint] | type[Anneal]] = {"tree": Tree, "joint": Joint, "anneal": Anneal}
 
 
-def make_plan(search: str, levels: Sequence[Group], **options: Any) -> Plan:
-    """Return the plan of that name with those options that it knows; one that no plan knows is an error."""
-    one_of("search", search, PLANS)
-    plan = PLANS[search]
-    known = {item.name for item in fields(plan)}
-    shared = {"samples", "hypotheses", "confidence", "budget", "seed"}
-    for name in options.keys() - shared:
-        one_of("option", name, sorted(known - shared - {"levels"}))
-    if options.get("confidence") is None:
-        options["confidence"] = "group" if plan is Tree else "energy"
-    return plan(levels, **{name: value for name, value in options.items() if name in known})  # type: ignore[arg-type]
+def made_plan(search: str | Plan, levels: Sequence[Group] | None) -> Plan:
+    """Return the plan of a search that is named or given, for those levels; the full turn where nobody names any."""
+    if isinstance(search, str):
+        one_of("search", search, PLANS)
+    plan: object = PLANS[search]() if isinstance(search, str) else search
+    if not isinstance(plan, Plan):
+        raise OptionError(f"search must be Tree(…), Joint(…), Anneal(…) or one of their names; got {search!r}.")
+    if levels is None:
+        return plan if plan.levels else replace(plan, levels=(rotation(),))
+    if plan.levels:
+        raise OptionError("levels must be given once: to ITS, or to the plan of the search.")
+    if not isinstance(levels, Sequence) or not levels:
+        check_levels(levels, 1)
+    return replace(plan, levels=levels)  # type: ignore[arg-type]
 
 
-def plan_options(plan: Plan) -> dict[str, Any]:
-    """Return the options, its name among them, from which `make_plan` makes that plan again."""
-    name = next(name for name, kind in PLANS.items() if kind is type(plan))
-    return {**{item.name: getattr(plan, item.name) for item in fields(plan)}, "search": name}
+def name_of(plan: Plan) -> str:
+    """Return what a kind of plan is called: "tree", "joint" or "anneal"."""
+    return type(plan).__name__.lower()
+
+
+def taken_by(option: str) -> str | None:
+    """Return which plans take an option, in words; None where none does."""
+    kinds = [kind.__name__ for kind in PLANS.values() if option in {item.name for item in fields(kind)}]
+    return " or ".join(f"{kind}({option}=…)" for kind in kinds) or None
 
 
 def settled(root: Evidence, found: Found | None, left: Tensor, slots: int) -> Found:

@@ -86,7 +86,7 @@ def run(
     scored = evaluate if calibrator is None else Scored(evaluate, calibrator)
     early = torch.zeros_like(bare.labels, dtype=torch.bool) if gate is None else gate.leaves_early(root)
     found = _searched(scored, plan, root, early) if branching else plan.search(scored, root)
-    return _decided(bare, found, gate, readout, early)
+    return decide(bare, found, gate, readout, early)
 
 
 def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, early: Tensor) -> Found:
@@ -98,8 +98,16 @@ def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, early: Tensor) -> 
     return settled(root, found, left, plan.hypotheses)
 
 
-def _decided(bare: Evidence, found: Found, gate: Judge | None, readout: str, early: Tensor) -> Answer:
-    """Return the answer after the gate."""
+def decide(bare: Evidence, found: Found, gate: Judge | None, readout: str, early: Tensor) -> Answer:
+    """Return the answer and the pose of each image after the gate, which judges each by itself.
+
+    Args:
+        bare: What the bare model says of the images as they came.
+        found: What the search found.
+        gate: None lets the search have its way.
+        readout: See `ITS`.
+        early: (B,), which images left before the search.
+    """
     answer, pose = read_out(found, readout)
     kept = early if gate is None else early | gate.keeps(bare, found, answer)
     posture = found.posture

@@ -24,7 +24,7 @@ class Tree:
     """How to walk the tree.
 
     Attributes:
-        levels: The groups, from the root down.
+        levels: The groups, from the root down; `ITS` fills in its own where there are none.
         samples: Samples N along each orbit (reflection always has its four).
         hypotheses: Hypotheses K that survive each level, at most one per label. Where fewer labels turn up, the
             remaining slots stay empty (`Beam.active` is false there) rather than repeating a label.
@@ -43,7 +43,7 @@ class Tree:
             on how a batch is split.
     """
 
-    levels: tuple[Group, ...]
+    levels: tuple[Group, ...] = ()
     samples: int = 17
     hypotheses: int = 3
     confidence: str | Confidence = "group"
@@ -57,7 +57,8 @@ class Tree:
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", at_least("samples", self.samples, 1))
         object.__setattr__(self, "hypotheses", at_least("hypotheses", self.hypotheses, 1))
-        check_levels(self.levels, self.samples)
+        if self.levels != ():
+            check_levels(self.levels, self.samples)
         object.__setattr__(self, "levels", tuple(self.levels))
         if self.accept is not None:
             one_of("accept", self.accept, ("identity", "zero"))
@@ -72,6 +73,11 @@ class Tree:
         resolve(self.confidence)
         if self.confidence == "group" and any(isinstance(group, OneParameterGroup) for group in self.levels):
             check_curvature(self.samples)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the walk draws random numbers."""
+        return self.traversal == "boltzmann"
 
     @property
     def budget(self) -> int:

@@ -14,6 +14,8 @@ from headtilt.geometry.groups import Group
 from headtilt.its import ITS
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from headtilt.sources import Adapted
 
 
@@ -30,6 +32,12 @@ class Pretrained(ITS):
     def names(self) -> tuple[str, ...] | None:
         """Class names, by label, or None where the model has none."""
         return self.adapted.labels
+
+    def but(self, **changes: Any) -> Self:
+        """Return another wrapper around the same model; see `ITS.but`."""
+        other = super().but(**changes)
+        other.adapted = self.adapted
+        return other
 
     def read(self, *sources: Any) -> Tensor:
         """Return images (B, C, size, size) as the model sees them.

@@ -15,7 +15,8 @@ from headtilt.errors import DataError, OptionError
 from headtilt.geometry.groups import rotation
 from headtilt.its import ITS
 from headtilt.paper.data import load as load_data
-from headtilt.presets import accurate, paper3
+from headtilt.presets import accurate, affine_levels, paper3
+from headtilt.search.tree import Tree
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
 from headtilt.sources.images import find, square_of
@@ -73,7 +74,7 @@ def digits_stage(tell: Tell | None = None) -> Stage:
     adapted = door.load(f"{DIGITS}:0")
     methods = unfitted(adapted)
     fit_images = load_data("digits", "fit").floats()
-    methods["balanced energy"] = ITS(adapted.model, **accurate()).fit(
+    methods["balanced energy"] = ITS(adapted.model, **accurate(affine_levels())).fit(
         fit_images, method="balance", promise=None, progress=tell
     )
     methods["headtilt"] = ITS.load(PACKAGED, adapted.model)
@@ -104,7 +105,7 @@ def own_stage(model: str, bundle: Path | None, examples: Path | None, device: st
 
 def unfitted(adapted: Adapted) -> dict[str, ITS]:
     """Return the searches that need no fitting."""
-    energy = ITS(adapted.model, [rotation()], hypotheses=1, confidence="energy", padding=adapted.padding, gate=None)
+    energy = ITS(adapted.model, search=Tree(hypotheses=1, confidence="energy"), padding=adapted.padding, gate=None)
     drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in adapted.model.modules())
     paper = ITS(adapted.model, padding=adapted.padding, **paper3(10 if drops else 1))
     return {"arg-max energy": energy, "paper's ITS³": paper}
@@ -112,19 +113,9 @@ def unfitted(adapted: Adapted) -> dict[str, ITS]:
 
 def walking(robust: ITS) -> ITS:
     """Return the search as a walk down a tree, which can be drawn; one that walks already comes back as it is."""
-    if type(robust.plan).__name__ == "Tree":
+    if isinstance(robust.plan, Tree):
         return robust
-    walk = ITS(
-        robust.model,
-        robust.plan.levels,
-        confidence="energy",
-        calibrator=robust.calibrator,
-        gate=None,
-        padding=robust.padding,
-        interpolation=robust.interpolation,
-    )
-    walk.predictor = robust.predictor
-    return walk
+    return robust.but(levels=robust.plan.levels, search=Tree(confidence="energy"), readout="incumbent", gate=None)
 
 
 def digit_examples(adapted: Adapted) -> list[Example]:
@@ -160,7 +151,7 @@ def fit_packaged(folder: Path = PACKAGED) -> None:
     """
     adapted = door.load(f"{DIGITS}:0")
     images = load_data("digits", "fit").floats()
-    ITS(adapted.model, **accurate()).fit(images, recipe=RECIPE, promise=0.5).save(folder)
+    ITS(adapted.model, **accurate(affine_levels())).fit(images, recipe=RECIPE, promise=0.5).save(folder)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from headtilt.paper.experiments.methods import Predict, Setting, build, searchin
 from headtilt.paper.experiments.report import fractions, need_matplotlib, networks, write_json
 from headtilt.presets import accurate, paper3
 from headtilt.result import SearchResult
+from headtilt.search.tree import Tree
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -205,15 +206,7 @@ def pictures(
     The tree walks level by level as the paper's does, with the fitted head in place of the bare energy.
     """
     images, truth = tilted.images[:SHOWN], tilted.labels[:SHOWN]
-    walking = ITS(
-        robust.model,
-        robust.plan.levels,
-        confidence="energy",
-        calibrator=robust.calibrator,
-        padding=robust.padding,
-        gate=None,
-    )
-    walking.predictor = robust.predictor
+    walking = robust.but(levels=robust.plan.levels, search=Tree(confidence="energy"), readout="incumbent", gate=None)
     found, walked = robust.search(images), walking.search(images)
     number = choose(found, walked, truth)
     many = f"accuracy (%), {report['count']} tilted digits, {networks(report)}"

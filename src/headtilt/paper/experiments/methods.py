@@ -20,6 +20,8 @@ from headtilt.model.predictor import Predictor
 from headtilt.paper.baselines.orient import fit_orienter
 from headtilt.paper.baselines.tta import tta
 from headtilt.presets import accurate, fast, paper3, paper5
+from headtilt.search.anneal import Anneal
+from headtilt.search.tree import Tree
 
 BUNDLE = "bundle"
 ORACLE = "oracle"
@@ -184,9 +186,7 @@ def fitted(setting: Setting, method: Any, options: dict[str, Any], *, gate: bool
         known = setting.fits[key] = _fit(setting, method, options)
     if gate:
         return known
-    alone = ITS(setting.model, padding=known.padding, seed=setting.seed, gate=None, **options)
-    alone.calibrator, alone.predictor, alone.report = known.calibrator, known.predictor, known.report
-    return alone
+    return known.but(gate=None)
 
 
 def _fit(setting: Setting, method: Any, options: dict[str, Any]) -> ITS:
@@ -235,12 +235,16 @@ METHODS: dict[str, Callable[[Setting], Predict]] = {
     ORACLE: _oracle,
     "tta-mean": _tta("mean"),
     "tta-max": _tta("max"),
-    "energy": _its(lambda _: {"levels": [rotation()], "hypotheses": 1, "confidence": "energy"}),
+    "energy": _its(lambda _: {"levels": [rotation()], "search": Tree(hypotheses=1, confidence="energy")}),
     "default": _its(lambda setting: {"levels": setting.levels, "gate": "cautious"}),
     "paper3": _its(lambda setting: paper3(setting.mc_passes)),
     "paper5": _its(lambda setting: paper5(setting.mc_passes)),
     "joint": _its(lambda setting: _joint(setting, readout="incumbent")),
-    "anneal": _its(lambda setting: _joint(setting, search="anneal", readout="incumbent")),
+    "anneal": _its(
+        lambda setting: _joint(
+            setting, search=Anneal(budget=accurate(setting.levels)["search"].budget), readout="incumbent"
+        )
+    ),
     "balanced-batch": _its(lambda setting: _joint(setting, calibrator="batch")),
     ORIENT: _orient,
     "augmented": _retrained("augmented"),

@@ -7,7 +7,7 @@ import io
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,7 @@ from headtilt.paper.experiments.reproduce.study import Study
 from headtilt.paper.experiments.retrain import retrained
 from headtilt.paper.train import RECIPES, train
 from headtilt.plot.style import Array, pixels_of
+from headtilt.search.tree import Tree
 from headtilt.sources import zoo as networks
 from headtilt.sources.fetch import cache_folder
 
@@ -129,8 +130,16 @@ def setting(
 
 
 def published(model: nn.Module, levels: Sequence[Group], **options: Any) -> ITS:
-    """Return the search as the paper has it: nothing lies outside an image, and no gate doubts what is found."""
-    return ITS(model, levels, gate=None, **{"padding": "zeros", **options})
+    """Return the search as the paper has it: nothing lies outside an image, and no gate doubts what is found.
+
+    Args:
+        model: A network.
+        levels: What is searched.
+        **options: Of the walk (`Tree`) and of the wrapper (`ITS`), which share a seed.
+    """
+    walk = {item.name: options[item.name] for item in fields(Tree) if item.name in options}
+    others = {name: value for name, value in options.items() if name not in walk or name == "seed"}
+    return ITS(model, levels, search=Tree(**walk), gate=None, **{"padding": "zeros", **others})
 
 
 def canonicalising(model: nn.Module) -> Predict:

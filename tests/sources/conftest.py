@@ -1,0 +1,5 @@
+"""Models are opened as the command line does."""
+
+from tests.cli.conftest import call, photographs
+
+__all__ = ["call", "photographs"]
