@@ -25,6 +25,7 @@ ROOMS = [
     "result",
     "calibration",
     "io",
+    "estimator",
     "its",
     "presets",
     "sources",

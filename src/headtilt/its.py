@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +17,8 @@ from headtilt.calibration.fitter import Fitter, Method
 from headtilt.calibration.gate import CautiousGate, Gate, Promise, checked_gate
 from headtilt.calibration.head import HeadRecipe
 from headtilt.calibration.verdict import hint
-from headtilt.errors import DataError, OptionError, ShapeError, is_number, one_of
+from headtilt.errors import DataError, OptionError, ShapeError, one_of
+from headtilt.estimator import Estimator
 from headtilt.geometry.groups import Group
 from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding
 from headtilt.io import bundle, export
@@ -41,7 +41,7 @@ SEVERAL_LABELS = (
 )
 
 
-class ITS(nn.Module):
+class ITS(Estimator, nn.Module):
     """A classifier with Inverse Transformation Search around it.
 
     ``robust(images)`` returns logits of the model's shape; ``robust.search(images)`` also says how each image was
@@ -309,24 +309,6 @@ class ITS(nn.Module):
         features = reader.with_features(reader.features[-1])(canonical).features
         return cast(Tensor, features)
 
-    def predict(self, images: Tensor | np.ndarray[Any, Any], *, abstain: float = 0.0) -> np.ndarray[Any, Any]:
-        """Return the labels (B,) as an array, as scikit-learn does; for several labels truth values (B, Y).
-
-        Args:
-            images: (B, C, H, W) raw pixels.
-            abstain: Probability below which no label is given: −1 stands there, or False for several labels.
-        """
-        if not is_number(abstain) or not 0 <= float(abstain) <= 1:
-            raise OptionError(f"abstain must be a probability between 0 and 1; got {abstain!r}.")
-        result = self.search(torch.as_tensor(images))
-        if result.multilabel:
-            return (result.labels & (result.probabilities >= float(abstain))).cpu().numpy()
-        return result.labels.masked_fill(result.probabilities.amax(1) < float(abstain), -1).cpu().numpy()
-
-    def predict_proba(self, images: Tensor | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the probabilities (B, Y) as an array; (B, 2), no and yes, for a single logit."""
-        return self.search(torch.as_tensor(images)).probabilities.cpu().numpy()
-
     def search(self, images: Tensor) -> SearchResult:
         """Return labels, poses and the trace of the search for images (B, C, H, W) of raw pixels."""
         result = concatenate(list(self._blocks(images)))
@@ -373,14 +355,6 @@ class ITS(nn.Module):
             multilabel=self.plan.confidence == "multilabel",
         )
 
-    def score(self, images: Tensor | np.ndarray[Any, Any], labels: Tensor | np.ndarray[Any, Any]) -> float:
-        """Return the share of right labels (B,) of images (B, C, H, W), as scikit-learn does; 1 is all of them."""
-        wanted = torch.as_tensor(labels).cpu().numpy()
-        found = self.predict(images)
-        if wanted.shape != found.shape:
-            raise ShapeError(f"labels must be {found.shape}, one for each image; got {wanted.shape}.")
-        return float((found == wanted).mean())
-
     def but(self, **changes: Any) -> Self:
         """Return another wrapper around the same model, fitted as this one is, with some arguments of `ITS` changed.
 
@@ -401,15 +375,6 @@ class ITS(nn.Module):
     def _parameters_taken(cls) -> list[str]:
         taken = inspect.signature(ITS.__init__).parameters
         return [name for name, kind in taken.items() if name != "self" and kind.kind is not kind.VAR_KEYWORD]
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002
-        """Return the arguments that this wrapper was made with, for scikit-learn and its `clone`."""
-        return dict(self._given)
-
-    def set_params(self, **changes: Any) -> Self:
-        """Make this wrapper anew with some arguments changed, as scikit-learn does; what was fitted is lost."""
-        self.__init__(**{**self._given, **changes})  # type: ignore[misc]
-        return self
 
     def extra_repr(self) -> str:
         """Return the levels and the main options."""
