@@ -368,7 +368,7 @@ class ITS(Estimator, nn.Module):
         if self.predictor.features and "features" not in changes:
             other.predictor = other.predictor.with_features(self.predictor.features)
         other.report = self.report
-        other.train(self.training)
+        other.training = self.training  # and not `train`, which would reach the model
         return other
 
     @classmethod

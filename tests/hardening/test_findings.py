@@ -92,7 +92,7 @@ def saved(folder: Path) -> dict:
     "change",
     [
         {"options": {"model": 1}},
-        {"options": {"levels": [{"algebra": [[HUGE] * 3] * 3}]}},
+        {"options": {"search": {"levels": [{"algebra": [[HUGE] * 3] * 3}]}}},
         {"gate": {"margin": HUGE, "doubt": 1}},
         {"gate": {"margin": "nan", "doubt": "x"}},
         {"calibrator": {"kind": "head", "hidden": 10**9, "outputs": 1, "source": "logits"}},
@@ -109,7 +109,7 @@ def test_a_bundle_with_a_value_that_makes_no_sense_is_a_data_error(tmp_path, cha
 @pytest.mark.parametrize("end", [1e308, float("nan"), "x"], ids=str)
 def test_a_bundle_whose_levels_end_where_single_precision_does_not_reach_is_refused(tmp_path, end):
     config = saved(tmp_path)
-    config["options"]["levels"][0]["high"] = end
+    config["options"]["search"]["levels"][0]["high"] = end
     (tmp_path / bundle.CONFIG).write_text(json.dumps(config))
     with pytest.raises(ht.HeadtiltError):
         ITS.load(tmp_path, network())

@@ -48,7 +48,9 @@ def test_the_default_levels_are_the_same_everywhere():
 
 def test_a_wrapper_with_another_gate_or_calibrator_is_one_call_away():
     robust = ht.ITS(TinyNet(), [ht.rotation(), ht.scale()], search=ht.Tree(samples=5), readout="marginal", gate=2.0)
+    robust.model.eval()
     open_ = robust.but(gate=None)
+    assert not robust.model.training
     assert (open_.gate, robust.gate.margin) == (None, 2.0)
     assert open_.model is robust.model
     assert (open_.plan, open_.readout) == (robust.plan, "marginal")

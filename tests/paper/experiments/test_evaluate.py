@@ -344,7 +344,7 @@ def test_a_method_with_a_gate_and_the_same_one_without_are_fitted_together(setti
 
 @pytest.mark.parametrize("first", [False, True], ids=["without first", "with first"])
 def test_a_shared_calibrator_stays_without_a_gate(setting, first, digits):
-    options = {"search": "joint", "budget": 12, "readout": "marginal"}
+    options = {"search": ht.Joint(budget=12), "readout": "marginal"}
     found = {gate: fitted(setting, "balance", options, gate=gate) for gate in (first, not first)}
     plain, gated = found[False], found[True]
     assert gated.calibrator is plain.calibrator
@@ -359,7 +359,7 @@ def test_a_shared_calibrator_stays_without_a_gate(setting, first, digits):
 def test_a_balance_for_the_incumbent_is_not_taken_for_the_marginal(setting):
     """The balance is fitted to the read-out; one of the other kind must not be shared."""
     biases = [
-        fitted(setting, "balance", {"search": "joint", "budget": 12, "readout": readout}, gate=False).calibrator.bias
+        fitted(setting, "balance", {"search": ht.Joint(budget=12), "readout": readout}, gate=False).calibrator.bias
         for readout in ("marginal", "incumbent")
     ]
     assert not torch.equal(*biases)
