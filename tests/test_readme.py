@@ -60,7 +60,9 @@ def test_every_stored_result_says_how_it_was_made_and_holds_no_machine_path() ->
     for path in (ROOT / "results").glob("*.json"):
         text = path.read_text(encoding="utf-8")
         report = json.loads(text)
-        assert report["command"].startswith(("headtilt ", "python benchmarks/", "python -m benchmarks.", "python -m hardening.")), path.name
+        assert report["command"].startswith(
+            ("headtilt ", "python benchmarks/", "python -m benchmarks.", "python -m hardening.")
+        ), path.name
         assert any(keys <= report.keys() for keys in TOLD), path.name
         assert not re.search(r'"[^"]*/(home|root|work|tmp|Users)/', text), path.name
 
