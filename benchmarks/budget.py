@@ -29,7 +29,8 @@ from headtilt.paper.data.perturb import draw, perturb_dataset
 from headtilt.paper.experiments.report import metadata, write_json
 from headtilt.paper.train import accuracy
 from headtilt.presets import affine_levels
-from headtilt.search.joint import is_identity, log_weights, matrices
+from headtilt.search.joint import is_identity, log_weights
+from headtilt.search.lattice import matrices
 from headtilt.search.run import Scored, as_it_came
 
 GRID = (24, 3, 3)

@@ -14,7 +14,7 @@ from headtilt.calibration.fitter import Seeds
 from headtilt.calibration.sampler import BLOCK, Presented, Sampler
 from headtilt.geometry.groups import decompose
 from headtilt.model.predictor import Predictor
-from headtilt.search.joint import matrices
+from headtilt.search.lattice import matrices
 from tests.toys import TinyNet, tiny_images
 
 EYE = torch.eye(3)

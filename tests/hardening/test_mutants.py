@@ -11,7 +11,7 @@ from headtilt.calibration.distances import Neighbours
 from headtilt.geometry.warp import warp_all
 from headtilt.model.evidence import Evidence
 from headtilt.search.anneal import Anneal
-from headtilt.search.joint import lattice
+from headtilt.search.lattice import lattice
 
 
 @pytest.mark.parametrize(("hot", "cold"), [(2.0, 0.02), (0.5, 0.5)])

@@ -17,7 +17,8 @@ from headtilt.model.evidence import Evidence
 from headtilt.result import concatenate
 from headtilt.search.anneal import Anneal
 from headtilt.search.found import LatticeTrace, near_identity
-from headtilt.search.joint import Joint, first_step, lattice, log_weights, matrices, spread, wrap
+from headtilt.search.joint import Joint, log_weights
+from headtilt.search.lattice import first_step, lattice, matrices, spread, wrap
 from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
 
 AFFINE = (ht.rotation(), ht.scale(0.25), ht.shear_x(0.25))

@@ -19,7 +19,7 @@ from headtilt.geometry.groups import Group
 from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, floored
 from headtilt.model.predictor import Predictor
-from headtilt.search.joint import elements, lattice, matrices
+from headtilt.search.lattice import elements, lattice, matrices
 
 FEWEST_PER_CLASS = 20
 BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself

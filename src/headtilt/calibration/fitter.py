@@ -31,7 +31,8 @@ from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, concatenate
 from headtilt.model.predictor import Predictor
 from headtilt.progress import Progress, Ticker
-from headtilt.search.joint import elements, posture
+from headtilt.search.joint import posture
+from headtilt.search.lattice import elements
 from headtilt.search.plan import Plan
 from headtilt.search.run import Searcher, as_it_came
 

@@ -19,7 +19,7 @@ from headtilt.geometry.groups import Group, invert, quarter_turns, rotation, sca
 from headtilt.geometry.warp import Interpolation, Padding, around, centre_crop, warp
 from headtilt.model.evidence import Evidence, concatenate
 from headtilt.model.predictor import Predictor
-from headtilt.search.joint import elements, every_element, lattice, matrices, spread
+from headtilt.search.lattice import elements, every_element, lattice, matrices, spread
 
 NEARLY_ANGLE, NEARLY_SCALE, NEARLY_PIXELS = math.radians(3), 0.03, 0.5  # what a classifier should not mind
 RESAMPLED = 1 / 2  # of the upright images

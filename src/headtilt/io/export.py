@@ -154,7 +154,8 @@ def write(
     # Noise: on a black square several layers may give the same, and pass for one.
     example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
     graph.predictor(example)  # finds the feature layers, and raises in plain words where the model cannot take them
-    with undisturbed(graph.predictor.model):
+    with undisturbed(graph.predictor.model), torch.no_grad():
+        graph.eval()(example)  # what depends on no image is worked out now, outside of the graph
         write_module(graph.eval(), example, target, OUTPUTS, metadata(graph, shape, labels))
 
 

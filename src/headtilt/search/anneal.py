@@ -11,7 +11,8 @@ from headtilt.geometry.groups import FiniteGroup, Group, check_levels
 from headtilt.model.evidence import Evaluate, Evidence
 from headtilt.search.confidence import Confidence, resolve
 from headtilt.search.found import Found
-from headtilt.search.joint import check_pointwise, harvest, join, judge, lattice, look, wrap
+from headtilt.search.joint import check_pointwise, harvest, join, judge, look, look_around
+from headtilt.search.lattice import covering, wrap
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Anneal:
         """Return the best hypotheses that the walk passed."""
         measure = resolve(self.confidence)
         generator = torch.Generator().manual_seed(self.seed)
-        start = lattice(self.levels, self.budget // 3).to(root.logits)
-        seen = look(evaluate, self.levels, start[None], root)
+        start, poses = covering(self.levels, self.budget // 3, root.logits)
+        seen = look_around(evaluate, start, poses, root)
         confidence = judge(measure, seen)
         best = confidence.max(dim=1)
         here = seen.coordinates[torch.arange(len(best.indices), device=start.device), best.indices]

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from headtilt.errors import OptionError, at_least
-from headtilt.geometry.groups import FiniteGroup, Group, check_levels, reflection
+from headtilt.geometry.groups import Group, check_levels, reflection
 from headtilt.model.evidence import Evaluate, Evidence, concatenate
 from headtilt.model.predictor import everywhere
 from headtilt.search.confidence import Confidence, Orbit, resolve
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture, near_identity
+from headtilt.search.lattice import covering, difference, elements, first_step, matrices, wrap
 from headtilt.search.tree import judged, select
 
 REFERENCE_VIEWS = 16  # as many as all views beside the identity count for, where there are more of them
@@ -94,9 +95,9 @@ class Joint:
             root: Evidence (B, …) of the images as they came; the lattice holds the identity and inherits it.
         """
         measure = resolve(self.confidence)
-        points = lattice(self.levels, self.coarse).to(root.logits)
-        seen = look(evaluate, self.levels, points[None], root)
-        step = torch.tensor([first_step(group, self.coarse) for group in self.levels]).to(points)
+        points, poses = covering(self.levels, self.coarse, root.logits)
+        seen = look_around(evaluate, points, poses, root)
+        step = points.new_tensor([first_step(group, self.coarse) for group in self.levels] if self.rounds else [])
         for keep in self.survivors:
             best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], keep)
             centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
@@ -125,103 +126,27 @@ def check_pointwise(confidence: str | Confidence) -> None:
     resolve(confidence)
 
 
-def elements(levels: Sequence[Group]) -> int | None:
-    """Return how many poses there are where all levels are finite groups, None where there is no end of them."""
-    if not all(isinstance(group, FiniteGroup) for group in levels):
-        return None
-    return math.prod(len(group.grid(1)) for group in levels)
+def look_around(evaluate: Evaluate, coordinates: Tensor, poses: Tensor, root: Evidence) -> Seen:
+    """Return the views of every image under all poses (V, 3, 3) of coordinates (V, L).
 
-
-def every_element(levels: Sequence[Group]) -> Tensor:
-    """Return the parameters (E, L) of all poses of finite groups, the identity's first."""
-    return torch.cartesian_prod(*(group.grid(1).double() for group in levels)).reshape(-1, len(levels))
-
-
-def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) -> Tensor:
-    """Return `count` points (count, L) that cover the product of the groups evenly; index count // 2 is the identity.
-
-    The first full turn (or else the first level) is sampled evenly; the others follow an additive sequence with the
-    generalised golden ratio, so that any stretch of the turn sees the whole range of the others.
-
-    Args:
-        levels: The groups.
-        count: How many points.
-        shift: (L,) in [0, 1): moves the lattice along each coordinate, for random lattices in fitting.
+    The one in the middle, at V // 2, is the identity and inherits what is known of the images as they came.
     """
-    if count == elements(levels):
-        return every_element(levels).roll(count // 2, 0)
-    fine = next((place for place, group in enumerate(levels) if group.periodic), 0)
-    others = len(levels) - 1
-    golden = 2.0
-    for _ in range(64):
-        golden = (1 + golden) ** (1 / (others + 1))
-    steps = torch.arange(count, dtype=torch.float64) - count // 2
-    columns, rank = [], 0
-    for place in range(len(levels)):
-        if place == fine:
-            columns.append(steps / count + 0.5)
-        else:
-            rank += 1
-            columns.append(steps * golden**-rank + 0.5)
-    unit = torch.stack(columns, dim=1) + (0 if shift is None else shift.to(torch.float64))
-    return torch.stack([spread(group, unit[:, place] % 1) for place, group in enumerate(levels)], dim=1)
-
-
-def spread(group: Group, unit: Tensor) -> Tensor:
-    """Return parameters for numbers in [0, 1); 1/2 is the identity."""
-    if isinstance(group, FiniteGroup):
-        return torch.floor((unit + 0.5) % 1 * 4)
-    return torch.where(unit < 0.5, (1 - 2 * unit) * group.low, (2 * unit - 1) * group.high)
-
-
-def matrices(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
-    """Return the poses (…, 3, 3) of coordinates (…, L): the first level done first."""
-    pose = levels[0].matrix(coordinates[..., 0])
-    for place, group in enumerate(levels[1:], start=1):
-        pose = group.matrix(coordinates[..., place]) @ pose
-    return pose
-
-
-def wrap(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
-    """Return the coordinates (…, L) brought back into the groups' ranges: wrapped where periodic, clamped elsewhere."""
-    columns = []
-    for place, group in enumerate(levels):
-        t = coordinates[..., place]
-        if isinstance(group, FiniteGroup):
-            t = t.round() % 4
-        elif group.periodic:
-            t = (t - group.low) % (group.high - group.low) + group.low
-        else:
-            t = t.clamp(group.low, group.high)
-        columns.append(t)
-    return torch.stack(columns, dim=-1)
-
-
-def first_step(group: Group, count: int) -> float:
-    """Return the first refinement step along a group after a lattice of `count` points."""
-    if isinstance(group, FiniteGroup):
-        return 1.0
-    return 2 * math.pi / max(count, 8) if group.periodic else group.reach / 3
-
-
-def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor, root: Evidence | None = None) -> Seen:
-    """Return the views at coordinates (B, V, L).
-
-    With a root they are (1, V, L) for all images alike, and the view at V // 2 is the identity and inherits its
-    evidence.
-    """
-    batch, count = (coordinates if root is None else root.logits).shape[0], coordinates.shape[1]
-    poses = matrices(levels, coordinates)
-    if root is None:
-        index = torch.arange(batch, device=poses.device).repeat_interleave(count)
-        return Seen(coordinates, poses, evaluate(index, poses.reshape(-1, 3, 3)).reshape(batch, count))
+    batch, count = root.logits.shape[0], poses.shape[0]
     found, here = root.reshape(batch, 1), count // 2
     if count > 1:
-        others = torch.cat([poses[0, :here], poses[0, here + 1 :]])
+        others = torch.cat([poses[:here], poses[here + 1 :]])
         fresh = everywhere(evaluate, batch, others).reshape(batch, count - 1)
         before, after = fresh.at(slice(None), slice(None, here)), fresh.at(slice(None), slice(here, None))
         found = concatenate([before, found, after], dim=1)
     return Seen(coordinates.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), found)
+
+
+def look(evaluate: Evaluate, levels: Sequence[Group], coordinates: Tensor) -> Seen:
+    """Return the views of each image at its own coordinates (B, V, L)."""
+    batch, count = coordinates.shape[:2]
+    poses = matrices(levels, coordinates)
+    index = torch.arange(batch, device=poses.device).repeat_interleave(count)
+    return Seen(coordinates, poses, evaluate(index, poses.reshape(-1, 3, 3)).reshape(batch, count))
 
 
 def join(first: Seen, second: Seen) -> Seen:
@@ -303,22 +228,8 @@ def posture(levels: Sequence[Group], coordinates: Tensor, poses: Tensor, upright
     best = around.sum(2).argmax(1, keepdim=True)
     local = around.gather(1, best[..., None].expand(-1, -1, around.shape[2]))[:, 0]
     centre = coordinates[rows, candidates.gather(1, best)]
-    moved = centre[:, 0] + (local[..., None] * _difference(levels, coordinates - centre)).sum(1) / local.sum(1)[:, None]
+    moved = centre[:, 0] + (local[..., None] * difference(levels, coordinates - centre)).sum(1) / local.sum(1)[:, None]
     close = near_identity(poses)
     here = weighed.masked_fill(~close, float("-inf")).logsumexp(1)
     away = weighed.masked_fill(close, float("-inf")).logsumexp(1)
     return Posture(matrices(levels, wrap(levels, moved)), away - here, local.sum(1).clamp_max(1))
-
-
-def _difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
-    """Return differences of coordinates (…, L) by the shorter way round; elements of finite groups have no mean."""
-    columns = []
-    for place, group in enumerate(levels):
-        difference = apart[..., place]
-        if isinstance(group, FiniteGroup):
-            difference = torch.zeros_like(difference)
-        elif group.periodic:
-            turn = group.high - group.low
-            difference = (difference + turn / 2) % turn - turn / 2
-        columns.append(difference)
-    return torch.stack(columns, dim=-1)

@@ -1,0 +1,127 @@
+"""Poses as coordinates in a product of groups: lattices that cover it, matrices of its points, ways back into it.
+
+What depends on the groups alone is computed once and kept as plain numbers, which the tracing of a graph can read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from headtilt.geometry.groups import FiniteGroup, Group
+
+KEPT = 256  # lattices kept at most: a process has a few, a test run some hundreds
+
+Numbers = tuple[tuple[float, ...], ...]
+
+
+def elements(levels: Sequence[Group]) -> int | None:
+    """Return how many poses there are where all levels are finite groups, None where there is no end of them."""
+    if not all(isinstance(group, FiniteGroup) for group in levels):
+        return None
+    return math.prod(len(group.grid(1)) for group in levels)
+
+
+def every_element(levels: Sequence[Group]) -> Tensor:
+    """Return the parameters (E, L) of all poses of finite groups, the identity's first."""
+    return torch.cartesian_prod(*(group.grid(1).double() for group in levels)).reshape(-1, len(levels))
+
+
+def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) -> Tensor:
+    """Return `count` points (count, L) that cover the product of the groups evenly; index count // 2 is the identity.
+
+    The first full turn (or else the first level) is sampled evenly; the others follow an additive sequence with the
+    generalised golden ratio, so that any stretch of the turn sees the whole range of the others.
+
+    Args:
+        levels: The groups.
+        count: How many points.
+        shift: (L,) in [0, 1): moves the lattice along each coordinate, for random lattices in fitting.
+    """
+    if count == elements(levels):
+        return every_element(levels).roll(count // 2, 0)
+    fine = next((place for place, group in enumerate(levels) if group.periodic), 0)
+    others = len(levels) - 1
+    golden = 2.0
+    for _ in range(64):
+        golden = (1 + golden) ** (1 / (others + 1))
+    steps = torch.arange(count, dtype=torch.float64) - count // 2
+    columns, rank = [], 0
+    for place in range(len(levels)):
+        if place == fine:
+            columns.append(steps / count + 0.5)
+        else:
+            rank += 1
+            columns.append(steps * golden**-rank + 0.5)
+    unit = torch.stack(columns, dim=1) + (0 if shift is None else shift.to(torch.float64))
+    return torch.stack([spread(group, unit[:, place] % 1) for place, group in enumerate(levels)], dim=1)
+
+
+@lru_cache(maxsize=KEPT)
+def _covering(levels: tuple[Group, ...], count: int) -> tuple[Numbers, tuple[Numbers, ...]]:
+    points = lattice(levels, count)
+    poses = matrices(levels, points)
+    return tuple(map(tuple, points.tolist())), tuple(tuple(map(tuple, pose)) for pose in poses.tolist())
+
+
+def covering(levels: tuple[Group, ...], count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the points (count, L) of `lattice` and their poses (count, 3, 3), in the precision of another tensor."""
+    points, poses = _covering(levels, count)
+    return torch.tensor(points, dtype=like.dtype, device=like.device), torch.tensor(
+        poses, dtype=like.dtype, device=like.device
+    )
+
+
+def spread(group: Group, unit: Tensor) -> Tensor:
+    """Return parameters for numbers in [0, 1); 1/2 is the identity."""
+    if isinstance(group, FiniteGroup):
+        return torch.floor((unit + 0.5) % 1 * 4)
+    return torch.where(unit < 0.5, (1 - 2 * unit) * group.low, (2 * unit - 1) * group.high)
+
+
+def matrices(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
+    """Return the poses (…, 3, 3) of coordinates (…, L): the first level done first."""
+    pose = levels[0].matrix(coordinates[..., 0])
+    for place, group in enumerate(levels[1:], start=1):
+        pose = group.matrix(coordinates[..., place]) @ pose
+    return pose
+
+
+def wrap(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
+    """Return the coordinates (…, L) brought back into the groups' ranges: wrapped where periodic, clamped elsewhere."""
+    columns = []
+    for place, group in enumerate(levels):
+        t = coordinates[..., place]
+        if isinstance(group, FiniteGroup):
+            t = t.round() % 4
+        elif group.periodic:
+            t = (t - group.low) % (group.high - group.low) + group.low
+        else:
+            t = t.clamp(group.low, group.high)
+        columns.append(t)
+    return torch.stack(columns, dim=-1)
+
+
+def first_step(group: Group, count: int) -> float:
+    """Return the first refinement step along a group after a lattice of `count` points."""
+    if isinstance(group, FiniteGroup):
+        return 1.0
+    return 2 * math.pi / max(count, 8) if group.periodic else group.reach / 3
+
+
+def difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
+    """Return differences of coordinates (…, L) by the shorter way round; elements of finite groups have no mean."""
+    columns = []
+    for place, group in enumerate(levels):
+        difference = apart[..., place]
+        if isinstance(group, FiniteGroup):
+            difference = torch.zeros_like(difference)
+        elif group.periodic:
+            turn = group.high - group.low
+            difference = (difference + turn / 2) % turn - turn / 2
+        columns.append(difference)
+    return torch.stack(columns, dim=-1)
