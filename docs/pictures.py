@@ -1,4 +1,4 @@
-"""Draw the pictures of the start page and of the page on limits: ``python docs/pictures.py``."""
+"""Draw the pictures of the start page, the limits and the architecture: ``python docs/pictures.py``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 import headtilt as ht
@@ -101,9 +102,52 @@ def failures(robust: ht.ITS) -> Figure:
     return plot.before_after(again, names=test.classes, truth=tilted.labels[wrong])
 
 
+ROOMS = {  # name: (what it does, column, row), as they lie in the picture
+    "geometry": ("groups, matrices, warp", 0, 0),
+    "model": ("asks the classifier,\nleaves it as it was", 1, 0),
+    "search": ("plans, and the one run", 2, 0),
+    "calibration": ("head, gate, fit", 3, 0),
+    "io": ("bundles, weights, export", 4, 0),
+    "its.py": ("the wrapper: ITS", 5, 0),
+    "sources": ("models and images\nfrom elsewhere", 1, 1),
+    "plot": ("pictures", 2, 1),
+    "paper": ("data, zoo, baselines,\nexperiments", 3, 1),
+    "apps": ("batch, serve,\nplayground", 4, 1),
+    "cli": ("the command line", 5, 1),
+}
+
+
+def rooms() -> Figure:
+    """Return the rooms of the package in the order of their imports."""
+    figure = Figure(figsize=(11, 3.3), dpi=150, facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, 11), ylim=(0, 3.3))
+    axes.axis("off")
+    for name, (words, column, row) in ROOMS.items():
+        x, y = 0.2 + 1.8 * column, 2.0 - 1.6 * row
+        colour = ("#e8f1fa", "#f2f2ee")[row]
+        axes.add_patch(Rectangle((x, y), 1.6, 1.05, facecolor=colour, edgecolor=FAINT, lw=0.8))
+        axes.text(x + 0.8, y + 0.78, name, ha="center", va="center", fontsize=13, color=INK, weight="bold")
+        axes.text(x + 0.8, y + 0.35, words, ha="center", va="center", fontsize=8.5, color=FAINT)
+        if (column, row) not in ((5, 0), (5, 1)):
+            arrow = {"arrowstyle": "-|>", "lw": 1.2, "color": FAINT, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", (x + 1.62, y + 0.52), (x + 1.8, y + 0.52), arrowprops=arrow)
+    axes.text(0.2, 1.62, "the core: torch and numpy alone", fontsize=10, color=FAINT, va="center")
+    axes.text(
+        2.0,
+        0.16,
+        "around it: each behind an extra; an arrow points to what may be imported, directly or further left",
+        fontsize=10,
+        color=FAINT,
+        va="center",
+    )
+    return figure
+
+
 def main() -> None:
     """Draw all of them."""
     torch.set_num_threads(1)
+    plot.save(rooms(), IMAGES / "rooms.png")
     robust = fitted()
     test = load("digits", "test")
     plot.save(idea(robust, test.floats()[int((test.labels == 3).nonzero()[0])], 100), IMAGES / "idea.png")

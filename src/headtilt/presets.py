@@ -1,13 +1,46 @@
-"""Ready-made options: ``ITS(model, **paper3())``. Plain functions that return keyword arguments."""
+"""Ready-made options: ``ITS(model, **accurate())``. Plain functions that return keyword arguments; levels by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from headtilt.geometry.groups import Group, quarter_turns, rotation, scale, shear_x
+from headtilt.errors import OptionError
+from headtilt.geometry.groups import (
+    Group,
+    quarter_turns,
+    reflection,
+    rotation,
+    scale,
+    shear,
+    shear_x,
+    shear_y,
+    translate_x,
+    translate_y,
+)
 from headtilt.search.joint import Joint
 from headtilt.search.tree import Tree
+
+LEVELS: dict[str, Callable[[], Group]] = {
+    "rotation": rotation,
+    "scale": scale,
+    "shear": shear,
+    "shear_x": shear_x,
+    "shear_y": shear_y,
+    "translate_x": translate_x,
+    "translate_y": translate_y,
+    "reflection": reflection,
+    "quarter_turns": quarter_turns,
+}
+
+
+def levels_named(names: str) -> list[Group]:
+    """Return the groups that names stand for, divided by commas: ``"rotation, scale"``."""
+    words = [word.strip().replace("-", "_") for word in names.split(",") if word.strip()]
+    for word in words or [names]:
+        if word not in LEVELS:
+            raise OptionError(f"levels must be some of {', '.join(LEVELS)}, divided by commas; got {word!r}.")
+    return [LEVELS[word]() for word in words]
 
 
 def affine_levels() -> list[Group]:

@@ -18,11 +18,11 @@ from headtilt.apps.batch import job as batches
 from headtilt.apps.batch.inputs import Input, listed
 from headtilt.apps.batch.job import decoding, predict
 from headtilt.apps.batch.plan import FOLDER, Job, alone, whole
-from headtilt.apps.loading import Wrapped, bundle_fingerprint, model_fingerprint, parse_levels
+from headtilt.apps.loading import Wrapped, bundle_fingerprint, model_fingerprint
 from headtilt.cli import app
 from headtilt.errors import DataError, OptionError
 from headtilt.its import ITS
-from headtilt.presets import fast
+from headtilt.presets import fast, levels_named
 from headtilt.sources.registry import load
 
 pytest.importorskip("pyarrow")
@@ -164,9 +164,9 @@ def test_weights_tell_models_apart():
 
 
 def test_levels_are_named():
-    assert [group.name for group in parse_levels("rotation, scale,shear")] == ["rotation", "scale", "shear_x"]
+    assert [group.name for group in levels_named("rotation, scale,shear-x")] == ["rotation", "scale", "shear_x"]
     with pytest.raises(OptionError, match="levels must be some of rotation, scale"):
-        parse_levels("rotate")
+        levels_named("rotate")
 
 
 def test_decoding_stops_when_the_search_does(job, monkeypatch):

@@ -181,3 +181,10 @@ def test_doctor_says_how_to_install_what_is_missing(call, monkeypatch):
     assert "pooch missing" in (said := call("doctor").stdout)
     assert "pip install 'headtilt[data]'" in said
     assert "pip install 'headtilt[cli]'" not in said
+
+
+def test_the_names_of_levels_are_those_of_the_presets():
+    from headtilt import presets
+    from headtilt.cli import options
+
+    assert tuple(presets.LEVELS) == options.LEVELS

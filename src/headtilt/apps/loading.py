@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from headtilt.errors import DataError, OptionError
-from headtilt.geometry.groups import Group, reflection, rotation, scale, shear_x, shear_y, translate_x, translate_y
+from headtilt.errors import DataError
 from headtilt.io import bundle as bundles
 from headtilt.its import ITS
+from headtilt.presets import levels_named
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
-
-LEVELS: dict[str, Callable[[], Group]] = {
-    "rotation": rotation,
-    "scale": lambda: scale(0.25),
-    "shear": lambda: shear_x(0.25),
-    "shear-y": lambda: shear_y(0.25),
-    "translate-x": lambda: translate_x(0.25),
-    "translate-y": lambda: translate_y(0.25),
-    "reflection": reflection,
-}
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,7 @@ class Wrapped:
         adapted = door.load(self.model, device=self.device)
         if self.bundle is not None:
             return ITS.load(self.bundle, adapted.model).to(self.device), adapted
-        return ITS(adapted.model, parse_levels(self.levels), padding=adapted.padding).to(self.device), adapted
+        return ITS(adapted.model, levels_named(self.levels), padding=adapted.padding).to(self.device), adapted
 
 
 def bound_memory() -> None:
@@ -60,15 +49,6 @@ def bound_memory() -> None:
     at the first convolution; whoever set it otherwise is obeyed.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-
-
-def parse_levels(text: str) -> list[Group]:
-    """Return the groups that names separated by commas stand for."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    wrong = [name for name in names if name not in LEVELS]
-    if wrong or not names:
-        raise OptionError(f"levels must be some of {', '.join(LEVELS)}, separated by commas; got {text!r}.")
-    return [LEVELS[name]() for name in names]
 
 
 def model_fingerprint(adapted: Adapted, spec: str) -> str:

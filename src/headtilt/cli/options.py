@@ -37,7 +37,17 @@ def _presets(incomplete: str) -> list[str]:
     return [name for name in PRESETS if name.startswith(incomplete)]
 
 
-LEVELS = ("rotation", "scale", "shear", "shear_x", "shear_y", "translate_x", "translate_y", "reflection")
+LEVELS = (
+    "rotation",
+    "scale",
+    "shear",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+    "reflection",
+    "quarter_turns",
+)
 Files = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Images, folders (searched to the bottom), quoted globs.")
 ]
@@ -74,17 +84,9 @@ Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per search.")
 
 def groups(names: str | None) -> list[Group] | None:
     """Return the groups that names, divided by commas, stand for; None where none are named."""
-    from headtilt.geometry import groups as known
+    from headtilt.presets import levels_named
 
-    if names is None:
-        return None
-    words = [word.strip() for word in names.split(",") if word.strip()]
-    for word in words:
-        if word not in LEVELS:
-            raise OptionError(f"levels must be among {', '.join(LEVELS)}, divided by commas; got {word!r}.")
-    if not words:
-        raise OptionError(f"levels must name at least one of {', '.join(LEVELS)}.")
-    return [getattr(known, word)() for word in words]
+    return None if names is None else levels_named(names)
 
 
 def preset_options(name: str | None, levels: list[Group] | None) -> dict[str, Any]:
