@@ -75,8 +75,11 @@ class ITS(Estimator, nn.Module):
             images about a point), plain log-odds, a `Gate`, or None for no gate. `fit` sets a far better one.
 
     Examples:
-        >>> robust = ITS(model, levels=[rotation(), scale(0.25), shear_x(0.25)])  # doctest: +SKIP
-        >>> logits = robust(images)  # doctest: +SKIP
+        >>> from headtilt import Joint, rotation, scale
+        >>> from headtilt.sources import zoo
+        >>> robust = ITS(zoo.load("digits"), [rotation(), scale(0.25)], search=Joint(budget=24))
+        >>> robust(torch.rand(2, 1, 28, 28)).shape
+        torch.Size([2, 9])
     """
 
     def __init__(

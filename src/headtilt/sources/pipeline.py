@@ -24,9 +24,11 @@ def for_pipeline(model: Any, robust: ITS, image_processor: Any) -> Any:
         image_processor: The processor that the pipeline will use.
 
     Examples:
-        >>> robust = ITS(headtilt.sources.hf.load("path").model)  # doctest: +SKIP
-        >>> tilting = for_pipeline(model, robust, processor)  # doctest: +SKIP
-        >>> classify = pipeline("image-classification", model=tilting, image_processor=processor)  # doctest: +SKIP
+        >>> from transformers import pipeline
+        >>> tilting = for_pipeline(model, robust, processor)
+        >>> classify = pipeline("image-classification", model=tilting, image_processor=processor)
+        >>> len(classify("digit.png", top_k=1))
+        1
     """
     try:
         from transformers.modeling_outputs import ImageClassifierOutput

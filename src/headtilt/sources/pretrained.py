@@ -73,9 +73,10 @@ def from_pretrained(
         **options: Any of `ITS`, such as those of a preset: ``**headtilt.fast()``.
 
     Examples:
-        >>> robust = from_pretrained("hf:google/vit-base-patch16-224")  # doctest: +SKIP
-        >>> result = robust.search(robust.read("cup.jpg"))  # doctest: +SKIP
-        >>> print(result.describe(0, names=robust.names))  # doctest: +SKIP
+        >>> robust = from_pretrained("zoo:digits")  # or "hf:google/vit-base-patch16-224", …
+        >>> result = robust.search(robust.read("digit.png"))
+        >>> result.labels.shape
+        torch.Size([1])
     """
     from headtilt.sources import registry as door
 
