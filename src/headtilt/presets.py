@@ -72,9 +72,13 @@ def accurate(levels: Sequence[Group] | None = None) -> dict[str, Any]:
 
 
 def fast(levels: Sequence[Group] | None = None) -> dict[str, Any]:
-    """Return the search for few views: a quarter of `accurate`'s at most, fewer still with a fitted gate."""
+    """Return the search for few views: a quarter of `accurate`'s at most, fewer still with a fitted gate.
+
+    Once fitted it looks where the head guesses that the image lies. Until then it looks at a coarse lattice.
+    """
     options = accurate(levels)
-    return {**options, "search": Joint(budget=options["search"].budget // 4)}
+    lattice = options["search"].budget
+    return {**options, "search": Joint(budget=lattice // 4, lattice=lattice)}
 
 
 def documents() -> dict[str, Any]:

@@ -394,7 +394,9 @@ def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):
     views = torch.tensor([[0.1, 0.0, 0.0], [0.0, 5.0, 0.0], *[[0.0, 0.0, 3.5]] * 8])
     poses = ht.rotation().matrix(torch.arange(10) * (2 * math.pi / 10))
     yes = torch.ones(1, dtype=torch.bool)
-    orbits = Orbits(Evidence(views[None]), torch.zeros(1, 10, 1), poses[None], torch.zeros(1, 10), ~yes, yes)
+    orbits = Orbits(
+        Evidence(views[None]), torch.zeros(1, 10, 1), poses[None], torch.zeros(1, 10), ~yes, yes, torch.eye(3)[None]
+    )
     how = Fitter(Predictor(TinyNet()), Joint((ht.rotation(),)), method="keep", readout=readout)
     for truth in (1, 2):
         upright = Evidence(5.0 * torch.eye(3)[truth][None])

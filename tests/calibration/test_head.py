@@ -50,6 +50,7 @@ class Cue:
             canonical.float(),
             self.right == 0,
             torch.ones(count, dtype=torch.bool),
+            torch.eye(3).expand(count, 3, 3),
         )
 
     @property

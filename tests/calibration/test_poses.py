@@ -12,7 +12,7 @@ import headtilt as ht
 from headtilt.calibration.gate import Gate
 from headtilt.calibration.head import HeadRecipe
 from headtilt.geometry.groups import decompose
-from headtilt.search.joint import posture
+from headtilt.search.joint import log_weights, posture
 from headtilt.search.lattice import lattice, matrices
 from tests.toys import TinyNet, tiny_images
 
@@ -26,7 +26,8 @@ TURN, AFFINE = (ht.rotation(),), (ht.rotation(), ht.scale(0.25), ht.shear_x(0.25
 def told(levels, count, upright):
     """The posture that views of a lattice give, by a function from coordinates (V, L) to log-odds of being upright."""
     coordinates = lattice(levels, count).float()[None]
-    return posture(levels, coordinates, matrices(levels, coordinates), upright(coordinates[0])[None])
+    poses = matrices(levels, coordinates)
+    return posture(levels, coordinates, poses, upright(coordinates[0])[None] + log_weights(poses))
 
 
 def peak(at: float, sharpness: float = 20.0):

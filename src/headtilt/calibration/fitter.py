@@ -21,9 +21,10 @@ from headtilt.calibration.balance import Balance, fit_balance, fit_map
 from headtilt.calibration.distances import fit_neighbours, fit_prototypes
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES, Fold, Seeds, gather, split
 from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, quantile_for
-from headtilt.calibration.head import HeadRecipe, fit_head
+from headtilt.calibration.head import HeadRecipe, OrbitHead, fit_head
 from headtilt.calibration.looks import Looks, floats, gathered, in_half
 from headtilt.calibration.padding import choose_padding
+from headtilt.calibration.proposals import fit_proposals
 from headtilt.calibration.sampler import Sampler, draw_nearly
 from headtilt.calibration.verdict import TURNED, Judged, Straight, joined, only, read, straight, verdict
 from headtilt.errors import DataError, OptionError, ShapeError, at_least, checked_seed, one_of
@@ -31,8 +32,8 @@ from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, concatenate
 from headtilt.model.predictor import Predictor
 from headtilt.progress import Progress, Ticker
-from headtilt.search.joint import posture
-from headtilt.search.lattice import elements
+from headtilt.search.joint import Joint, log_weights, posture
+from headtilt.search.lattice import covering, elements
 from headtilt.search.plan import Plan
 from headtilt.search.run import Searcher, as_it_came
 
@@ -199,6 +200,7 @@ class Fitting:
         final = calibrators[0]
         if len(self.folds) > 1:
             final = self._calibrator(everything, looks, upright, len(self.folds), tell)
+        proposes = self._proposes(final, looks)
         report: dict[str, Any] = {
             "method": self._kind(len(self.images)),
             "images": len(self.images),
@@ -206,6 +208,7 @@ class Fitting:
             "views": sum(cost.values()),
             "padding": padding,
             **({"padding_scores": scores} if scores else {}),
+            "proposes": proposes,
             "features": 0 if how.predictor.features == "auto" else len(how.predictor.features or ()),
         }
         gate = None
@@ -302,6 +305,19 @@ class Fitting:
             lambda done, steps: tell.at("fitting the head", number * total + total * done // max(steps, 1)),
         )
 
+    def _proposes(self, calibrator: Calibrator | None, looks: Looks | None) -> bool:
+        """Teach a head which poses are likely, where the search asks for that and there are features to tell by."""
+        plan = self.fitter.plan
+        if not isinstance(plan, Joint) or plan.lattice is None or looks is None:
+            return False
+        if not isinstance(calibrator, OrbitHead) or calibrator.source != "features":
+            return False
+        _, poses = covering(plan.levels, plan.choices, calibrator.mean)
+        seed = self.seeds.sequence("proposals", 0)
+        hidden = self.fitter.recipe.hidden
+        calibrator.proposals = fit_proposals(looks.orbits, poses, calibrator.mean, calibrator.deviation, hidden, seed)
+        return True
+
     def _balance(self, orbits: Tensor, upright: Tensor) -> Balance:
         """Return the balance under which classes win over orbits (n, V, Y) as often as the model says them upright."""
         pooled = orbits.amax(1) if self.fitter.readout == "incumbent" else orbits.logsumexp(1)
@@ -386,7 +402,8 @@ class Fitting:
             answer = read(said, seen.poses, self.fitter.readout)
             told, lies = said.upright, None
             if told is not None:
-                lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, told[..., 0])
+                weighed = told[..., 0] + log_weights(seen.poses)
+                lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, weighed)
             trust = torch.full_like(answer[:, 0], -math.inf) if told is None else told[:, 0, 0]
             parts.append(
                 Judged(

@@ -7,7 +7,6 @@ classifier itself says of the image upright, so no label is needed. The classifi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headtilt.calibration.balance import FEWEST_PER_CLASS, InSingle
+from headtilt.calibration.layers import SeededDropout, linear, seed_layers
+from headtilt.calibration.proposals import Proposals, proposed
 from headtilt.calibration.sampler import Orbits
 from headtilt.errors import ModelError, OptionError, at_least, is_number, one_of, positive
 from headtilt.model.evidence import Evidence, floored
@@ -107,6 +108,7 @@ class OrbitHead(InSingle):
         self.log_scale = nn.Parameter(mean.new_zeros(()))
         self.prior = nn.Parameter(mean.new_zeros(()))
         self.trust = nn.Parameter(mean.new_full((), TRUST))
+        self.proposals: Proposals | None = None
         outputs, drop = len(bias) if per_class else 1, DROPOUT[0 if per_class else 1]
         self.network = nn.Sequential(
             SeededDropout(drop),
@@ -134,53 +136,7 @@ class OrbitHead(InSingle):
     def as_it_came(self, evidence: Evidence) -> Evidence:
         """Return the same of images as they came, which are upright more often than under any other pose."""
         said = self(evidence)
-        return Evidence(said.logits + self.prior, upright=said.upright)
-
-
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    """Return a linear layer of zeros: `nn.Linear` would draw its weights from the global random stream."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-class SeededDropout(nn.Module):
-    """Dropout whose masks come from a generator of its own: training leaves the global random stream alone.
-
-    All views (n, V, D) of an image lose the same inputs: they are compared with one another, and random numbers take
-    time.
-
-    Args:
-        p: Share of the inputs that are dropped in training.
-    """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self.generator: torch.Generator | None = None
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the inputs; in training some are dropped and the others grow for them."""
-        if not self.training or self.generator is None or not self.p:
-            return inputs
-        kept = torch.empty_like(inputs[:, :1]).bernoulli_(1 - self.p, generator=self.generator)
-        return inputs * (kept / (1 - self.p))
-
-
-def seeded(head: OrbitHead, generator: torch.Generator) -> OrbitHead:
-    """Return the head with fresh weights and dropout from a generator; its last layer adds nothing yet."""
-    layers = [layer for layer in head.network if isinstance(layer, nn.Linear)]
-    with torch.no_grad():
-        for layer in layers:
-            bound = 1 / math.sqrt(layer.in_features)
-            layer.weight.uniform_(-bound, bound, generator=generator)
-            layer.bias.zero_()
-        layers[-1].weight.zero_()
-    for part in head.network:
-        if isinstance(part, SeededDropout):
-            part.generator = generator
-    return head
+        return Evidence(said.logits + self.prior, upright=said.upright, poses=proposed(self.proposals, evidence))
 
 
 def fit_head(
@@ -210,7 +166,8 @@ def fit_head(
     generator = torch.Generator(inputs.device).manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
     mean, deviation = moments(inputs)
     head = OrbitHead(bias.to(mean), mean, deviation, source=source, hidden=recipe.hidden, per_class=per_class)
-    seeded(head, generator).train()
+    seed_layers(head.network, generator)
+    head.train()
     steps = recipe.steps(len(targets))
     fused = inputs.device.type == "cuda"  # a GPU starts a hundred small operations a step, and waits for each
     optimiser = torch.optim.AdamW(_groups(head, per_class, recipe.learning_rate), fused=fused)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headtilt.calibration.sampler import Orbits
+from headtilt.calibration.sampler import COLUMNS, Orbits
 from headtilt.model.evidence import Evidence, concatenate
 
 
@@ -52,8 +52,7 @@ def floats(evidence: Evidence) -> Evidence:
 
 def gathered(parts: list[Orbits], shown: list[Tensor]) -> Looks:
     """Return looks that were taken a part at a time; `shown` says which images each part shows."""
-    columns = ("coordinates", "poses", "aim", "upright", "exact")
     evidence = concatenate([part.evidence for part in parts])
     return Looks(
-        Orbits(evidence, *(torch.cat([getattr(part, name) for part in parts]) for name in columns)), torch.cat(shown)
+        Orbits(evidence, *(torch.cat([getattr(part, name) for part in parts]) for name in COLUMNS)), torch.cat(shown)
     )

@@ -25,6 +25,7 @@ NEARLY_ANGLE, NEARLY_SCALE, NEARLY_PIXELS = math.radians(3), 0.03, 0.5  # what a
 RESAMPLED = 1 / 2  # of the upright images
 QUARTERS = 1 / 3  # of the tilted images, where the search covers a full turn
 NEARNESS = 0.35  # distance ‖T − I‖ of a view from upright at which it counts half as much or so: a turn by 15°
+COLUMNS = ("coordinates", "poses", "aim", "upright", "exact", "transforms")  # of `Orbits`, beside the evidence
 BLOCK = 64  # images that are tilted at once: none but these exist in full size a second time
 
 
@@ -39,6 +40,7 @@ class Orbits:
         aim: (n, V), how close to upright each view comes: 1 where it undoes the tilt, falling to 0; NaN for none.
         upright: (n,), whether the image came upright, or nearly.
         exact: (n,), whether the image as it came was not resampled.
+        transforms: (n, 3, 3), what was done to the image.
     """
 
     evidence: Evidence
@@ -47,10 +49,11 @@ class Orbits:
     aim: Tensor
     upright: Tensor
     exact: Tensor
+    transforms: Tensor
 
     def at(self, rows: Tensor) -> Orbits:
         """Return the orbits of the images at `rows`."""
-        parts = (part[rows] for part in (self.coordinates, self.poses, self.aim, self.upright, self.exact))
+        parts = (part[rows] for part in (getattr(self, name) for name in COLUMNS))
         return Orbits(self.evidence.at(rows), *parts)
 
 
@@ -153,7 +156,8 @@ class Sampler:
         aim = (-left.flatten(2).square().sum(2) / (2 * NEARNESS**2)).exp()
         device = evidence.logits.device
         views = (part.to(device).expand(len(images), *part.shape) for part in (coordinates, poses))
-        return Orbits(evidence, *views, *(part.to(device) for part in (aim, presented.upright, presented.exact)))
+        rest = (aim, presented.upright, presented.exact, presented.transforms)
+        return Orbits(evidence, *views, *(part.to(device) for part in rest))
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from headtilt.calibration.balance import Balance
 from headtilt.calibration.distances import Neighbours, Prototypes
 from headtilt.calibration.gate import CautiousGate, Gate
 from headtilt.calibration.head import OrbitHead
+from headtilt.calibration.proposals import Proposals
 from headtilt.errors import DataError, HeadtiltError, OptionError, number
 from headtilt.geometry.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
 from headtilt.io.weights import load_tensors, save_tensors
-from headtilt.search.plan import PLANS, name_of
+from headtilt.search.plan import PLANS, Plan, name_of
 
 FORMAT = 3
 FARTHEST = 100  # of a group's parameter: a factor of e^100 is beyond any image, and exponentials stay finite
@@ -112,12 +113,22 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     try:
         options = {name: _rebuild(name, value) for name, value in config["options"].items()}
         options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
+        _check_proposals(options["search"], options["calibrator"])
         options["gate"] = None if config["gate"] is None else _gate(config["gate"])
         return options, _from_words(dict(config["report"]))
     except HeadtiltError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         raise DataError(f"{path} is not a bundle that this version understands: {error!r}. Save it again.") from error
+
+
+def _check_proposals(plan: Plan, calibrator: Any) -> None:
+    """Raise `DataError` where a head proposes poses of another lattice than the one that is searched."""
+    proposals = getattr(calibrator, "proposals", None)
+    if proposals is not None and proposals.poses != getattr(plan, "choices", None):
+        raise DataError(
+            f"the head proposes {proposals.poses} poses, and the search has another lattice. Fit and save it again."
+        )
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -174,7 +185,8 @@ def _describe_calibrator(calibrator: Any) -> dict[str, Any] | None:
         return {"kind": "balance"}
     if isinstance(calibrator, OrbitHead):
         outputs, hidden = calibrator.network.state_dict()["7.weight"].shape
-        return {"kind": "head", "source": calibrator.source, "hidden": hidden, "outputs": outputs - 1}
+        poses = None if calibrator.proposals is None else calibrator.proposals.poses
+        return {"kind": "head", "source": calibrator.source, "hidden": hidden, "outputs": outputs - 1, "poses": poses}
     if isinstance(calibrator, Prototypes):
         return {"kind": "prototypes"}
     if isinstance(calibrator, Neighbours):
@@ -207,8 +219,18 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
         hidden=_width(stored, tensors["network.1.weight"]),
         per_class=per_class,
     )
+    if stored["poses"] is not None:
+        head.proposals = _proposals(int(stored["poses"]), _under("proposals", tensors))
     head.load_state_dict(tensors)
     return head.eval().requires_grad_(False)
+
+
+def _proposals(poses: int, tensors: dict[str, Tensor]) -> Proposals:
+    """Return untrained proposals of the shape that their tensors have."""
+    hidden, last = len(tensors["network.1.weight"]), len(tensors["network.6.weight"])
+    if last != poses:
+        raise DataError(f"the bundle speaks of {poses} proposed poses, and its tensors have {last}.")
+    return Proposals(tensors["mean"], tensors["deviation"], poses=poses, hidden=hidden)
 
 
 def _worded(value: Any) -> Any:

@@ -20,11 +20,13 @@ class Evidence:
             with one deterministic pass they are the model's own logits.
         features: (…, D), what the taps read, or None where nobody asked for it.
         upright: (…, 1), log-odds that a view shows the image upright, or None where no head tells.
+        poses: (…, P), log-probabilities that each pose of a lattice turns the view upright, or None.
     """
 
     logits: Tensor
     features: Tensor | None = None
     upright: Tensor | None = None
+    poses: Tensor | None = None
 
     def at(self, *index: Any) -> Evidence:
         """Return the evidence of the views at an index into the leading axes."""

@@ -1,0 +1,167 @@
+"""Proposals: the fitted head guesses which poses are worth a view, and only these are looked at."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import headtilt as ht
+from headtilt.calibration.head import OrbitHead
+from headtilt.calibration.proposals import Proposals, nearness
+from headtilt.io import bundle
+from headtilt.model.evidence import Evidence
+from headtilt.search.joint import look_where_likely
+from headtilt.search.lattice import covering
+from tests.toys import TinyNet, tiny_images
+
+LEVELS = (ht.rotation(), ht.scale(0.25))
+
+
+# --- which views are looked at ----------------------------------------------------------------------------------------
+
+
+class Asked:
+    """An evaluator that keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.views: list[tuple[int, torch.Tensor]] = []
+
+    def __call__(self, index, poses):
+        self.views += list(zip(index.tolist(), poses, strict=True))
+        return Evidence(torch.arange(len(index) * 3.0).reshape(-1, 3), upright=torch.zeros(len(index), 1))
+
+
+def likely(*rows):
+    return torch.tensor(rows).log()
+
+
+def test_the_likeliest_poses_are_looked_at_until_they_hold_the_mass():
+    points, poses = covering(LEVELS, 5, torch.zeros(1))
+    guesses = likely([0.6, 0.1, 0.2, 0.05, 0.05], [0.01, 0.01, 0.96, 0.01, 0.01], [0.2, 0.2, 0.2, 0.2, 0.2])
+    root = Evidence(torch.zeros(3, 3), upright=torch.zeros(3, 1), poses=guesses)
+    asked = Asked()
+    seen = look_where_likely(asked, points, poses, root, most=4, mass=0.85)
+    assert [index for index, _ in asked.views] == [0, 0, 2, 2, 2]
+    assert torch.equal(asked.views[0][1], poses[0])
+    assert torch.equal(asked.views[1][1], poses[1])
+    assert seen.looked.tolist() == [[True, True, True, False], [True, False, False, False], [True] * 4]
+    assert torch.equal(seen.poses[:, 0], torch.eye(3).expand(3, 3, 3))
+    assert seen.others == 4
+    assert bool((seen.weights[~seen.looked] == -torch.inf).all())
+
+
+def test_a_sure_guess_of_upright_takes_no_view_at_all():
+    points, poses = covering(LEVELS, 5, torch.zeros(1))
+    root = Evidence(torch.ones(1, 3), poses=likely([1e-9, 1e-9, 1 - 4e-9, 1e-9, 1e-9]))
+    asked = Asked()
+    seen = look_where_likely(asked, points, poses, root, most=4, mass=0.9)
+    assert asked.views == []
+    assert torch.equal(seen.evidence.logits[:, 0], root.logits)
+
+
+def test_guesses_of_another_lattice_are_refused():
+    points, poses = covering(LEVELS, 7, torch.zeros(1))
+    with pytest.raises(ht.OptionError, match="another lattice than one of 7"):
+        look_where_likely(Asked(), points, poses, Evidence(torch.ones(1, 3), poses=torch.zeros(1, 5)), 4, 0.9)
+
+
+@pytest.mark.parametrize("mass", [0, -1, 1.5, "all", float("nan")])
+def test_a_mass_that_is_no_probability_is_refused(mass):
+    with pytest.raises(ht.OptionError, match="mass must be a probability above 0"):
+        ht.Joint(mass=mass)
+
+
+def test_nearness_is_one_where_nothing_is_left():
+    turns = ht.rotation().matrix(torch.tensor([0.0, 0.1, 3.0]))
+    found = nearness(turns)
+    assert found[0] == 1
+    assert 1 > found[1] > 0.9
+    assert found[2] < 1e-9
+
+
+# --- fitted -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quick(digits_net, upright) -> ht.ITS:
+    robust = ht.ITS(digits_net, LEVELS, search=ht.Joint(budget=8, lattice=32), readout="marginal")
+    return robust.fit(upright, recipe=ht.HeadRecipe(looks=2, views=12, epochs=16, hidden=48), promise=1.0)
+
+
+def test_a_fit_teaches_it_and_says_so(quick):
+    assert quick.report["proposes"] is True
+    assert isinstance(quick.calibrator.proposals, Proposals)
+    assert quick.calibrator.proposals.poses == 32
+
+
+def test_few_guessed_views_do_what_the_whole_lattice_does(quick, tilted):
+    """As many views without guesses fall behind."""
+    whole = quick.but(levels=LEVELS, search=ht.Joint(budget=32), gate=None).search(tilted)
+    guessed = quick.but(gate=None).search(tilted)
+    coarse = quick.but(levels=LEVELS, search=ht.Joint(budget=8), gate=None).search(tilted)
+    agrees = [float((other.labels == whole.labels).float().mean()) for other in (guessed, coarse)]
+    assert agrees[0] >= 0.9
+    assert agrees[0] > agrees[1]
+    assert int(guessed.views.max()) <= 8
+    assert bool((whole.views == 32).all())
+
+
+def test_the_answer_to_an_image_does_not_depend_on_the_batch_or_the_chunk(quick, tilted):
+    robust = quick.but(gate=None)
+    whole = robust.search(tilted[:7])
+    for index in range(7):
+        alone = robust.search(tilted[index : index + 1])
+        assert_close(alone.logits, whole.logits[index : index + 1], rtol=1e-4, atol=1e-4)
+        assert alone.views.tolist() == whole.views[index : index + 1].tolist()
+    assert_close(robust.but(chunk=3).search(tilted[:7]).logits, whole.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bundle_carries_it_and_one_that_does_not_match_its_lattice_is_refused(quick, digits_net, tilted, tmp_path):
+    quick.save(tmp_path / "b")
+    again = ht.ITS.load(tmp_path / "b", digits_net)
+    assert torch.equal(again(tilted[:9]), quick(tilted[:9]))
+    path = tmp_path / "b" / bundle.CONFIG
+    config = json.loads(path.read_text())
+    for place, key, value, message in (
+        (config["options"]["search"], "lattice", 33, "another lattice"),
+        (config["calibrator"], "poses", 31, "speaks of 31 proposed poses"),
+    ):
+        before, place[key] = place[key], value
+        path.write_text(json.dumps(config))
+        with pytest.raises(ht.DataError, match=message):
+            ht.ITS.load(tmp_path / "b", digits_net)
+        place[key] = before
+
+
+def test_an_exported_graph_guesses_as_the_search_does(quick, tilted, tmp_path):
+    quick.export(tmp_path / "quick.pt2", tilted[:2])
+    program = torch.export.load(tmp_path / "quick.pt2").module()
+    logits, pose, gated = program(tilted[:9])
+    result = quick.search(tilted[:9])
+    assert_close(logits, result.logits, rtol=1e-3, atol=1e-3)
+    assert_close(pose, result.pose, rtol=0, atol=1e-4)
+    assert torch.equal(gated, result.gated)
+
+
+def test_half_precision_and_copies_keep_what_it_guesses(quick, tilted):
+    other = quick.but(gate=None)
+    root = other.calibrator.as_it_came(other.predictor(tilted[:3]))
+    assert root.poses.dtype == torch.float32
+    assert_close(root.poses.exp().sum(1), torch.ones(3))
+    assert other.calibrator.to(torch.bfloat16).proposals.mean.dtype == torch.float32
+
+
+def test_a_model_without_features_searches_the_coarse_lattice():
+    robust = ht.ITS(TinyNet(), search=ht.Joint(budget=6, lattice=12), readout="marginal", features=None)
+    robust.fit(tiny_images(60), recipe=ht.HeadRecipe(looks=1, views=4, epochs=1, hidden=8), promise=None)
+    assert isinstance(robust.calibrator, OrbitHead)
+    assert robust.report["proposes"] is False
+    assert robust.search(tiny_images(2)).views.tolist() == [6, 6]
+
+
+def test_a_search_without_a_fit_looks_at_the_coarse_lattice():
+    robust = ht.ITS(TinyNet(), **ht.fast())
+    assert robust.search(tiny_images(2)).views.tolist() == [9, 9]
