@@ -120,6 +120,7 @@ def modules_after_import() -> set[str]:
     """All that a fresh interpreter has loaded after `import headtilt`, beyond what torch loads by itself."""
     program = (
         "import sys, json, torch, numpy; before = set(sys.modules); import headtilt; "
+        "headtilt.from_pretrained, headtilt.ITS; "
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
@@ -129,6 +130,20 @@ def modules_after_import() -> set[str]:
 def test_importing_headtilt_imports_nothing_heavy(modules_after_import):
     assert {name.split(".")[0] for name in modules_after_import} & HEAVY == set()
     assert "headtilt.its" in modules_after_import
+
+
+@pytest.mark.parametrize("program", ["import headtilt", "import headtilt.cli", "from headtilt.__main__ import main"])
+def test_torch_is_imported_where_it_is_first_needed(program):
+    """The command line can say what it does without it."""
+    asked = f"import sys; {program}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'headtilt' has no attribute 'Its'"):
+        headtilt.Its  # noqa: B018
+    assert set(headtilt.__all__) <= set(dir(headtilt))
 
 
 def test_importing_headtilt_leaves_what_needs_extras_alone(modules_after_import):

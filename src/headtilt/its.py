@@ -164,9 +164,10 @@ class ITS(Estimator, nn.Module):
         """Return what was fitted around the model and has weights."""
         return [part for part in (self.calibrator, self.gate) if isinstance(part, nn.Module)]
 
-    @torch.compiler.disable(reason="a search follows what the model says; compile the model inside instead")  # type: ignore[untyped-decorator]
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, Y) of the images (B, C, H, W) in their most familiar pose."""
+        if torch.compiler.is_compiling():  # a search follows what the model says: no graph can hold it
+            return _uncompiled(self, images)
         return torch.cat([block.logits for block in self._blocks(images)])  # what else was found need not pile up
 
     def fit(
@@ -397,3 +398,9 @@ def _without(labels: object) -> None:
     if getattr(labels, "ndim", 1) > 2:
         raise OptionError("fit takes one set of images. Others are held out by name: fit(images, held_out=others).")
     warnings.warn("fit needs no labels, and uses none: it learns from the model's own answers.", stacklevel=3)
+
+
+def _uncompiled(robust: ITS, images: Tensor) -> Tensor:
+    """Return what `forward` does, outside of a graph that is being made; importing what it takes costs a second."""
+    eager: Callable[[ITS, Tensor], Tensor] = torch.compiler.disable(ITS.forward)
+    return eager(robust, images)
