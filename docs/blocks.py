@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, headline, shown, stored
+from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, brief_table, headline, shown, stored
 from verdicts import verdict_on
 
 # Long lists, for which the file itself is the place.
@@ -371,6 +371,7 @@ def confused() -> str:
 BLOCKS = {
     # A number stays beside its spread.
     "affine": lambda: re.sub(r"(?<=\d) (?=[±(])|(?<=±) ", "\u00a0", affine_table()),
+    "brief": brief_table,
     "headline": headline,
     "reproduce": reproduce,
     "evaluations": evaluations,

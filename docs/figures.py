@@ -1,7 +1,8 @@
-"""Figures from stored results: what stands between ``{{`` and ``}}`` in a page.
+"""Figures from stored results, written into the pages: they read the same on a code host and on the site.
 
-``{{ mnist-affine.methods.fast.accuracy | .1f }}`` is a number of results/mnist-affine.json; ``{{ table affine }}`` is a
-block of its own. A figure that is not measured yet shows as –, never as a number from somewhere else.
+``<!--= mnist-affine.methods.fast.accuracy :.1f -->95.1<!--/-->`` holds a number of results/mnist-affine.json, and
+``<!--= affine -->`` begins a block of its own. ``python docs/tables.py --write`` writes them anew. A figure that is not
+measured yet shows as –, never as a number from somewhere else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 NOTHING = "–"
-PLACE = re.compile(r"\{\{\s*(.+?)\s*\}\}")
+PLACE = re.compile(r"<!--= (?P<what>[^>]+?) -->(?P<shown>.*?)<!--/-->", re.DOTALL)
 SETS = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "gtsrb": "GTSRB"}
 NO_NEED, LABELS, UNLABELLED = "nothing", "labels, training", "unlabelled images"
 # Row, method in the result file, what it needs beside the trained classifier.
@@ -71,20 +72,19 @@ def shown(value: Any, form: str = "") -> str:
 
 
 def fill(text: str, blocks: dict[str, Callable[..., str]], folder: Path = RESULTS) -> str:
-    """Return a page with all of its places filled.
+    """Return a page with all of its figures written anew.
 
     Args:
-        text: Markdown with ``{{ … }}``.
+        text: Markdown with ``<!--= … -->…<!--/-->``.
         blocks: What makes each kind of block, by its first word; it is given the other words.
         folder: Of the results.
     """
 
     def one(match: re.Match[str]) -> str:
-        inside, _, form = match[1].partition("|")
-        word, *rest = inside.split()
-        if word in blocks:
-            return blocks[word](*rest)
-        return shown(look_up(inside.strip(), folder), form.strip())
+        what, _, form = match["what"].partition(" :")
+        word, *rest = what.split()
+        written = f"\n{blocks[word](*rest)}\n" if word in blocks else shown(look_up(what.strip(), folder), form.strip())
+        return f"<!--= {match['what']} -->{written}<!--/-->"
 
     return PLACE.sub(one, text)
 
@@ -107,6 +107,42 @@ def affine_table(folder: Path = RESULTS) -> str:
     for label, method, needs in ROWS:
         lines.append(f"| {label} | {needs} | {' | '.join(cell(name, method, folder) for name in SETS)} |")
     return "\n".join(lines)
+
+
+# What README shows: title, what was drawn, files of a set in the order in which they are looked into.
+BRIEF_SETS = {
+    "MNIST": ("mnist-fitted", "mnist-affine"),
+    "Fashion-MNIST": ("fashion-mnist-fitted", "fashion-mnist-affine"),
+    "GTSRB": ("gtsrb-fitted", "gtsrb-affine"),
+    "CIFAR-10": ("cifar10-fitted",),
+    "photographs, MobileNetV2": ("photographs-mobilenet_v2",),
+    "photographs, ViT-Ti": ("photographs-vit_tiny",),
+}
+BRIEF_ROWS = {
+    "bare model": "vanilla",
+    "retrained with tilted, labelled images": "augmented",
+    "**headtilt**, fitted, with its gate": "accurate+gate",
+    "**headtilt**, fitted, no gate": "accurate",
+}
+
+
+def brief_table(folder: Path = RESULTS) -> str:
+    """Return README's table: four ways, six sets, tilted accuracy and, in brackets, upright accuracy."""
+    reports = {title: [stored(name, folder) or {} for name in names] for title, names in BRIEF_SETS.items()}
+
+    def entry(title: str, method: str) -> str:
+        for report in reports[title]:
+            found = report.get("methods", {}).get(method)
+            if found is not None:
+                return f"{found['accuracy']:.1f} ({found['upright_accuracy']:.1f})"
+        return NOTHING
+
+    counts = " | ".join(shown(report[0].get("fit_images")) for report in reports.values())
+    lines = [f"| tilted (upright), % | {' | '.join(BRIEF_SETS)} |", f"|---|{'---|' * len(BRIEF_SETS)}"]
+    lines += [
+        f"| {row} | {' | '.join(entry(title, method) for title in BRIEF_SETS)} |" for row, method in BRIEF_ROWS.items()
+    ]
+    return "\n".join([*lines, f"| *unlabelled images it was fitted on* | {counts} |"])
 
 
 def headline(folder: Path = RESULTS) -> str:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from blocks import BLOCKS
-from figures import RESULTS, ROOT, fill
+from figures import RESULTS, ROOT
 from mkdocs.structure.files import File
 
 KINDS = (".json", ".png", ".txt")
@@ -29,10 +28,9 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Fill the figures in, and turn links to results/ into links within the site."""
+    """Turn links to results/ into links within the site."""
     here = posixpath.dirname(page.file.src_uri) or "."
-    filled = fill(markdown, BLOCKS) if page.file.src_uri not in OUTSIDE.values() else markdown
-    filled = filled.replace(" ± ", "\u00a0±\u00a0")  # a number stays beside its spread
+    filled = markdown.replace(" ± ", "\u00a0±\u00a0")  # a number stays beside its spread
     return re.sub(
         r"\]\((?:\.\./)*results/([^)]*)\)", lambda match: f"]({posixpath.relpath(f'results/{match[1]}', here)})", filled
     )

@@ -29,7 +29,7 @@ def name(path: Path) -> str:
 
 def prose(text: str) -> str:
     """Return a page without code, places that are filled from results, and what is generated from them."""
-    for pattern in (r"^```.*?^```$", r"<!-- (table|headline) -->.*?<!-- /\1 -->", r"\{\{.*?\}\}", r"`[^`\n]*`"):
+    for pattern in (r"^```.*?^```$", figures.PLACE.pattern, r"`[^`\n]*`"):
         text = re.sub(pattern, "", text, flags=re.DOTALL | re.MULTILINE)
     return text
 
@@ -41,7 +41,9 @@ def test_no_page_holds_a_figure_of_its_own(path):
 
 
 def test_a_figure_typed_into_a_page_is_found_out():
-    assert LOOKS_MEASURED.findall(prose("It reaches 97.3 on digits, `98.1` in code, {{ a.b }} and 12 %.")) == [
+    assert LOOKS_MEASURED.findall(
+        prose("It reaches 97.3 on digits, `98.1` in code, <!--= a.b -->97.2<!--/--> and 12 %.")
+    ) == [
         "97.3",
         "12 %",
     ]
@@ -49,8 +51,8 @@ def test_a_figure_typed_into_a_page_is_found_out():
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_every_place_names_a_block_a_stored_figure_or_a_method_that_can_be_measured(path):
-    for inside in figures.PLACE.findall(path.read_text(encoding="utf-8")):
-        where = inside.partition("|")[0].strip()
+    for match in figures.PLACE.finditer(path.read_text(encoding="utf-8")):
+        where = match["what"].partition(" :")[0].strip()
         if where.split()[0] in blocks.BLOCKS or figures.look_up(where) is not None:
             continue
         file, _, rest = where.partition(".methods.")
@@ -62,11 +64,11 @@ def test_every_place_names_a_block_a_stored_figure_or_a_method_that_can_be_measu
 
 def test_places_are_filled_with_stored_numbers_and_gaps_with_a_dash(tmp_path):
     (tmp_path / "speed.json").write_text('{"rates": [1.25, -3], "ok": true}', encoding="utf-8")
-    page = (
-        "{{ speed.rates.0 | .1f }} {{ speed.rates.1 }} {{ speed.ok }} {{ speed.rates.7 }} {{ other.x }} {{ say a b }}"
-    )
+    wanted = ["speed.rates.0 :.1f", "speed.rates.1", "speed.ok", "speed.rates.7", "other.x", "say a b"]
+    page = " ".join(f"<!--= {one} -->old<!--/-->" for one in wanted)
     filled = figures.fill(page, {"say": lambda *words: "+".join(words)}, tmp_path)
-    assert filled == "1.2 −3 yes – – a+b"
+    assert [match["shown"] for match in figures.PLACE.finditer(filled)] == ["1.2", "−3", "yes", "–", "–", "\na+b\n"]
+    assert figures.fill(filled, {"say": lambda *words: "+".join(words)}, tmp_path) == filled
 
 
 @pytest.mark.parametrize("one", ITEMS)
@@ -116,7 +118,7 @@ def test_what_was_run_has_a_verdict_in_words_unless_it_is_pictures(one):
 
 @pytest.mark.parametrize("one", ITEMS)
 def test_every_item_has_a_page(one):
-    assert f"{{{{ reproduce {one} }}}}" in (ROOT / "docs" / "reproduce" / f"{one}.md").read_text(encoding="utf-8")
+    assert f"<!--= reproduce {one} -->" in (ROOT / "docs" / "reproduce" / f"{one}.md").read_text(encoding="utf-8")
 
 
 def test_hardening_that_was_not_run_is_named(monkeypatch):
