@@ -368,7 +368,51 @@ def confused() -> str:
     return f"{grid(head, rows)}\n\n{provenance('gtsrb-confusions', report)}"
 
 
+def promise() -> str:
+    """Return how well the promise was kept over many fits, and what so many fit images give."""
+    report, large = stored("promise"), stored("promise-large")
+    if report is None:
+        return f'!!! note "{NEVER}"\n    No results/promise.json is stored.'
+    head = ["promise", "fits", "mean loss", "worst loss", "over the promise by more than chance"]
+    rows = [
+        [
+            size,
+            str(one["fits"]),
+            f"{one['mean_loss']:.2f}",
+            f"{one['worst_loss']:.2f}",
+            str(one["over_by_more_than_chance"]),
+        ]
+        for size, one in report["promises"].items()
+    ]
+    accuracy: dict[str, dict[str, Any]] = {}
+    for part in (report, large or {"accuracy": {}}):
+        for dataset, sizes in part["accuracy"].items():
+            accuracy.setdefault(dataset, {}).update(sizes)
+    sizes = sorted({int(size) for row in accuracy.values() for size in row})
+    cells = {
+        dataset: [
+            f"{one['accuracy']:.1f} ± {one['accuracy_std']:.1f} / {one['quarter_accuracy']:.1f} / {one['upright_accuracy']:.1f}"
+            if (one := row.get(str(size)))
+            else NOTHING
+            for size in sizes
+        ]
+        for dataset, row in accuracy.items()
+    }
+    table = grid(["fit images", *(f"{size:,}" for size in sizes)], [[name, *row] for name, row in cells.items()])
+    return "\n\n".join(
+        [
+            grid(head, rows),
+            "![Points of upright accuracy lost in each fit](../results/promise.png)",
+            "What so many fit images give at a promise of 0.5, default recipe, gated: tilted ± spread over networks / quarter "
+            "turns / upright, in %.",
+            table,
+            provenance("promise", report),
+        ]
+    )
+
+
 BLOCKS = {
+    "promise": promise,
     # A number stays beside its spread.
     "affine": lambda: re.sub(r"(?<=\d) (?=[±(])|(?<=±) ", "\u00a0", affine_table()),
     "brief": brief_table,
