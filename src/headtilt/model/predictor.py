@@ -310,8 +310,8 @@ class Predictor:
             with ExitStack() as stack:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
-                # Compiled code passes the taps by.
-                output = (tappable(self.model) if self.features or eager else self.model)(views)
+                hooked = self.features or self.sampled or eager
+                output = (tappable(self.model) if hooked else self.model)(views)
             self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
         except Exception as error:
             if isinstance(error, ModelError) or out_of_memory(error):

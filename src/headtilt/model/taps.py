@@ -57,8 +57,16 @@ def tap_names(features: str | Sequence[str] | None) -> str | Sequence[str] | Non
 
 
 def tappable(model: Model) -> Model:
-    """Return the model whose parts can be read: what `torch.compile` wrapped, since compiled code passes hooks by."""
-    return getattr(model, "_orig_mod", model)
+    """Return the model whose parts can be read, by their own names, in the thread that asks.
+
+    Compiled code passes hooks by; `DataParallel` calls copies of the model, each in a thread of its own.
+    """
+    while True:
+        wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+        inner = model.module if wrapped else getattr(model, "_orig_mod", model)  # type: ignore[union-attr]
+        if inner is model:
+            return model
+        model = inner
 
 
 def tapped_module(model: Model, name: str) -> nn.Module:
