@@ -17,7 +17,7 @@ from headtilt.model.fingerprint import Fingerprint, distance, of_noise, taken
 from headtilt.model.predictor import Predictor
 from tests.toys import TinyNet, tiny_images
 
-QUICK = HeadRecipe(hidden=16, looks=1, views=8, epochs=1)
+QUICK = {"recipe": HeadRecipe(hidden=16, looks=1, views=8, epochs=1), "promise": None}
 
 
 def another(seed: int = 0) -> TinyNet:
@@ -32,7 +32,7 @@ def another(seed: int = 0) -> TinyNet:
 
 @pytest.fixture
 def fitted(tmp_path: Path) -> tuple[ht.ITS, Path]:
-    robust = ht.ITS(TinyNet().eval(), **ht.fast([ht.rotation()])).fit(tiny_images(60), recipe=QUICK, promise=None)
+    robust = ht.ITS(TinyNet().eval(), **ht.fast([ht.rotation()])).fit(tiny_images(60), **QUICK)
     robust.save(tmp_path / "bundle")
     return robust, tmp_path / "bundle"
 
@@ -65,7 +65,7 @@ def test_the_same_model_is_known_again(fitted, clothes: str) -> None:
 @pytest.mark.parametrize("clothes", ["DataParallel", "bfloat16", "compiled"])
 def test_a_bundle_saved_around_wrapped_models_serves_the_plain_one(tmp_path: Path, clothes: str) -> None:
     model, images = TinyNet().eval(), tiny_images(5)
-    robust = ht.ITS(CLOTHES[clothes](model), **ht.fast([ht.rotation()])).fit(tiny_images(60), recipe=QUICK, promise=None)
+    robust = ht.ITS(CLOTHES[clothes](model), **ht.fast([ht.rotation()])).fit(tiny_images(60), **QUICK)
     robust.save(tmp_path)
     again = ht.ITS.load(tmp_path, model)
     assert again.predictor.features == robust.predictor.features == ("conv:out", "hidden", "classifier")
@@ -74,7 +74,7 @@ def test_a_bundle_saved_around_wrapped_models_serves_the_plain_one(tmp_path: Pat
 
 @pytest.mark.parametrize("method", ["head", "balance"])
 def test_another_network_of_the_same_kind_is_refused_with_what_to_do(tmp_path: Path, method) -> None:
-    robust = ht.ITS(TinyNet().eval(), **ht.fast([ht.rotation()])).fit(tiny_images(60), recipe=QUICK, method=method, promise=None)
+    robust = ht.ITS(TinyNet().eval(), **ht.fast([ht.rotation()])).fit(tiny_images(60), **QUICK, method=method)
     robust.save(tmp_path)
     with pytest.raises(ht.DataError, match=r"another model: their logits .* differ by .*strict=False \(--no-strict\)"):
         ht.ITS.load(tmp_path, another())

@@ -207,7 +207,7 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
     if kind == "prototypes":
         return Prototypes(tensors["means"], tensors["scale"])
     if kind == "neighbours":
-        return Neighbours(tensors["bank"], int(stored["nearest"]), float(stored["scale"]))
+        return Neighbours(tensors["bank"], int(stored["nearest"]), float(stored["scale"]), tensors.get("absent"))
     if kind != "head":
         raise DataError(f"the bundle has a calibrator of kind {kind!r}, which this version does not know.")
     bias, per_class = tensors["bias"], int(stored["outputs"]) > 1
@@ -240,11 +240,10 @@ def _from_words(value: Any) -> Any:
 
 
 def _describe_gate(gate: Gate | CautiousGate) -> dict[str, Any]:
-    # As words, since JSON has no infinity.
-    names = ("margin", "doubt") if isinstance(gate, CautiousGate) else THRESHOLDS
-    if not isinstance(gate, (Gate, CautiousGate)):
+    if type(gate) not in (Gate, CautiousGate):  # a subclass would come back as what it was made from
         raise OptionError("gate is of your own making, which a bundle cannot hold. Pass it to ITS again instead.")
-    return {name: repr(getattr(gate, name)) for name in names}
+    names = ("margin", "doubt") if isinstance(gate, CautiousGate) else THRESHOLDS
+    return {name: repr(getattr(gate, name)) for name in names}  # as words, since JSON has no infinity
 
 
 def _gate(stored: dict[str, Any]) -> Gate | CautiousGate:
@@ -257,7 +256,7 @@ def _fingerprint(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> F
     if stored is None:
         return None
     answers = Evidence(tensors["logits"], tensors.get("features"))
-    return Fingerprint(tuple(stored["shape"]), bool(stored["half"]), answers)  # type: ignore[arg-type]
+    return Fingerprint(tuple(stored["shape"]), bool(stored["half"]), answers)
 
 
 def _width(stored: dict[str, Any], first: Tensor) -> int:

@@ -61,12 +61,9 @@ def tappable(model: Model) -> Model:
 
     Compiled code passes hooks by; `DataParallel` calls copies of the model, each in a thread of its own.
     """
-    while True:
-        wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-        inner = model.module if wrapped else getattr(model, "_orig_mod", model)  # type: ignore[union-attr]
-        if inner is model:
-            return model
-        model = inner
+    parallel = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    inner: Model = getattr(model, "module" if parallel else "_orig_mod", model)
+    return model if inner is model else tappable(inner)
 
 
 def tapped_module(model: Model, name: str) -> nn.Module:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from headtilt.errors import OptionError, at_least
-from headtilt.geometry.groups import FiniteGroup, Group, check_levels, reflection
+from headtilt.geometry.groups import FiniteGroup, Group, check_levels
 from headtilt.model.evidence import Evaluate, Evidence, concatenate
 from headtilt.model.predictor import everywhere
-from headtilt.search.confidence import Confidence, Orbit, resolve
+from headtilt.search.confidence import MEASURES, Confidence, Orbit, resolve
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture, near_identity
 from headtilt.search.tree import judged, select
 
@@ -79,7 +79,7 @@ class Joint:
 
     def judged(self, seen: Seen, root: Evidence) -> Found:
         """Return the best hypotheses among views seen so far."""
-        return harvest(self.levels, seen, judge(resolve(self.confidence), seen), self.hypotheses, root)
+        return harvest(self.levels, seen, judge(resolve(self.confidence), seen, self.levels), self.hypotheses, root)
 
     @property
     def most_views(self) -> int:
@@ -98,7 +98,7 @@ class Joint:
         seen = look(evaluate, self.levels, points[None], root)
         step = torch.tensor([first_step(group, self.coarse) for group in self.levels]).to(points)
         for keep in self.survivors:
-            best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], keep)
+            best = select(judge(measure, seen, self.levels)[:, None], seen.evidence.labels[:, None], keep)
             centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
             moves = torch.cat([torch.diag(step), -torch.diag(step)])
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
@@ -118,7 +118,7 @@ class Seen:
 
 def check_pointwise(confidence: str | Confidence) -> None:
     """Raise `OptionError` for the group confidence, which needs an orbit."""
-    if confidence == "group":
+    if confidence == "group" or getattr(confidence, "func", confidence) is MEASURES["group"]:
         raise OptionError(
             'confidence must be "energy", "bayesian" or a callable here; "group" needs orbits. Use search="tree".'
         )
@@ -233,11 +233,24 @@ def join(first: Seen, second: Seen) -> Seen:
     )
 
 
-def judge(measure: Confidence, seen: Seen) -> Tensor:
+@dataclass(frozen=True)
+class Scattered(Orbit):
+    """Views that lie in no order: what a measure of one's own is told in a joint search or a walk.
+
+    Attributes:
+        group: The first of the levels.
+        samples: Number of views V.
+        levels: All of them, of which every view has a parameter.
+    """
+
+    levels: tuple[Group, ...] = ()
+
+
+def judge(measure: Confidence, seen: Seen, levels: tuple[Group, ...]) -> Tensor:
     """Return the confidence (B, V) of each view under a pointwise measure."""
     batch, views = seen.coordinates.shape[:2]
     active = torch.ones(batch, 1, dtype=torch.bool, device=seen.poses.device)
-    return judged(measure, seen.evidence.reshape(batch, 1, views), Orbit(reflection(), views), active)[:, 0]
+    return judged(measure, seen.evidence.reshape(batch, 1, views), Scattered(levels[0], views, levels), active)[:, 0]
 
 
 def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int, root: Evidence) -> Found:
