@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs fuzz mutate faults memory audit lowest release clean
+.PHONY: demo test lint types unit docs fuzz crossings mutate faults memory audit lowest release clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -40,6 +40,9 @@ fuzz: $(VENV)/.installed  ## Ten minutes of atheris on every door that foreign b
 faults: $(VENV)/.installed  ## An error or interrupt at every call of every stage.
 	$(BIN)/python -m hardening.faults
 
+crossings: $(VENV)/.installed  ## Every pair of settings, against double precision and after every journey.
+	OMP_NUM_THREADS=1 $(BIN)/python -m hardening.crossings
+
 memory: $(VENV)/.installed  ## The same answers under a limit on memory.
 	$(BIN)/python -m hardening.memory
 
@@ -63,4 +66,4 @@ $(VENV)-mutate/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-mutate .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage site
+	rm -rf $(VENV) $(VENV)-mutate .mutants .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage site
