@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs fuzz crossings mutate faults memory audit lowest release clean
+.PHONY: demo test lint types unit docs fuzz crossings mutate faults memory audit lowest pythons release clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -55,6 +55,9 @@ audit: $(VENV)/.installed  ## Known holes in the dependencies.
 lowest: $(VENV)/.installed  ## The lowest versions that are declared.
 	$(BIN)/python -m hardening.lowest
 
+pythons: $(VENV)/.installed  ## The core's tests under every Python that is here.
+	$(BIN)/python -m hardening.pythons
+
 release: $(VENV)/.installed  ## Wheel and sdist, in empty environments and offline.
 	$(BIN)/python -m hardening.release
 
@@ -66,4 +69,4 @@ $(VENV)-mutate/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-mutate .mutants .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage site
+	rm -rf $(VENV) $(VENV)-mutate .mutants .pythons .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage site
