@@ -64,7 +64,7 @@ release: $(VENV)/.installed  ## Wheel and sdist, in empty environments and offli
 # mutmut asks for a pytest below 9.
 $(VENV)-mutate/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-mutate
-	$(VENV)-mutate/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' \
+	$(VENV)-mutate/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,onnx]' \
 		'mutmut>=3.8' 'pytest>=8.2,<9' 'hypothesis>=6.100'
 	@touch $@
 

@@ -16,9 +16,11 @@ DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent"}
 ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
+    "hardening-crossings": "Every pair of settings",
     "hardening-mutate": "Mutation testing",
     "hardening-faults": "Fault injection",
     "hardening-memory": "Running out of memory",
+    "hardening-pythons": "Versions of Python",
     "hardening-audit": "Known vulnerabilities",
     "hardening-release": "The release",
 }

@@ -48,7 +48,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 }
 DTYPES = {"single": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
 # Of logits and of what poses are judged by, whose spread is about one. Entries of poses may differ by a quarter of it.
-TOLERANCES = {"single": 1e-4, "double": 1e-5, "half": 0.02, "bfloat16": 0.2, "autocast": 0.2}
+TOLERANCES = {"single": 1e-4, "double": 1e-4, "half": 0.02, "bfloat16": 0.2, "autocast": 0.2}
 PLANS = {"tree": ht.Tree(samples=7), "joint": ht.Joint(budget=12), "anneal": ht.Anneal(budget=12)}
 LEVELS = (ht.rotation(), ht.scale(0.25))
 RECIPE = HeadRecipe(hidden=16, looks=1, views=8, epochs=1)
@@ -167,7 +167,7 @@ def against_reference(case: Case, images: Tensor, result: SearchResult) -> dict[
     tolerance = TOLERANCES[case["precision"]]
     assert result.pose.dtype in (torch.float32, torch.float64), "poses in less than single precision"
     assert torch.equal(result.labels, expected.labels), "other labels"
-    moved = (result.pose.double() - expected.pose.double()).abs().amax((1, 2)) > max(tolerance / 4, 1e-4)
+    moved = (result.pose.double() - expected.pose.double()).abs().amax((1, 2)) > tolerance / 4
     apart = (result.logits.double() - expected.logits.double()).abs().amax(1)
     lost = familiarity(reference, images, expected.pose) - familiarity(reference, images, result.pose)
     assert bool((lost[moved] <= tolerance).all()), f"poses that look worse by {float(lost[moved].max()):.3g}"
@@ -235,10 +235,13 @@ def main() -> None:
         "pairs": len(set().union(*map(pairs, cases))),
         "combinations": len(list(product(*FACTORS.values()))),
         "settings": {key: list(values) for key, values in FACTORS.items()},
-        "failures": failures,
+        "failures": len(failures),
+        "failed": failures,
         "tolerance_of_logits": TOLERANCES,
-        "largest_difference_of_logits": differences,
-        "poses_of_equals": equals,
+        "largest_difference_in_percent_of_the_tolerance": {
+            precision: 100 * difference / TOLERANCES[precision] for precision, difference in differences.items()
+        },
+        "other_poses_that_look_alike": equals,
         "seconds": time.monotonic() - start,
     }
     print(json.dumps(figures, indent=1))

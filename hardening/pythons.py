@@ -38,7 +38,7 @@ def check(version: str) -> dict[str, Any]:
         if found is None:
             return {"ran": False, "why": f"no python{version} on this machine"}
         subprocess.run([found, "-m", "venv", str(folder)], check=True)
-        wanted = ["--constraint", str(ROOT / "constraints.txt"), f"{ROOT}[demo]", "pytest", "hypothesis"]
+        wanted = ["--constraint", str(ROOT / "constraints.txt"), f"{ROOT}[demo,onnx]", "pytest", "hypothesis"]
         install = [python, "-m", "pip", "install", "-q", *wanted]
         done = subprocess.run(install, capture_output=True, text=True, check=False)
         if done.returncode:
