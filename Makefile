@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs fuzz mutate faults memory audit lowest release clean
+.PHONY: demo test lint types unit docs fuzz crossings mutate faults memory audit lowest pythons release clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -40,6 +40,9 @@ fuzz: $(VENV)/.installed  ## Ten minutes of atheris on every door that foreign b
 faults: $(VENV)/.installed  ## An error or interrupt at every call of every stage.
 	$(BIN)/python -m hardening.faults
 
+crossings: $(VENV)/.installed  ## Every pair of settings, against double precision and after every journey.
+	OMP_NUM_THREADS=1 $(BIN)/python -m hardening.crossings
+
 memory: $(VENV)/.installed  ## The same answers under a limit on memory.
 	$(BIN)/python -m hardening.memory
 
@@ -52,15 +55,18 @@ audit: $(VENV)/.installed  ## Known holes in the dependencies.
 lowest: $(VENV)/.installed  ## The lowest versions that are declared.
 	$(BIN)/python -m hardening.lowest
 
+pythons: $(VENV)/.installed  ## The core's tests under every Python that is here.
+	$(BIN)/python -m hardening.pythons
+
 release: $(VENV)/.installed  ## Wheel and sdist, in empty environments and offline.
 	$(BIN)/python -m hardening.release
 
 # mutmut asks for a pytest below 9.
 $(VENV)-mutate/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-mutate
-	$(VENV)-mutate/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' \
+	$(VENV)-mutate/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,onnx]' \
 		'mutmut>=3.8' 'pytest>=8.2,<9' 'hypothesis>=6.100'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-mutate .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage site
+	rm -rf $(VENV) $(VENV)-mutate .mutants .pythons .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage site

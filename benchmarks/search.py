@@ -382,7 +382,8 @@ def labels(device: str, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"images": len(images)}
     for name, options in {"M=1": ht.fast(affine_levels()), "M=5": {"levels": FULL[:1], "mc_passes": 5}}.items():
         plain, same, quickest = (ht.ITS(model, **options) for _ in range(3))
-        plain.predictor.channels_last = same.predictor.channels_last = False
+        for predictor in (plain.predictor, same.predictor):
+            predictor.layouts[predictor.device_and_dtype(images)] = False
         plain.predictor.batched_passes = False
         wanted, alike, best = (robust.search(images) for robust in (plain, same, quickest))
         found[name] = {

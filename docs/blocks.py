@@ -16,9 +16,11 @@ DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent"}
 ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
+    "hardening-crossings": "Every pair of settings",
     "hardening-mutate": "Mutation testing",
     "hardening-faults": "Fault injection",
     "hardening-memory": "Running out of memory",
+    "hardening-pythons": "Versions of Python",
     "hardening-audit": "Known vulnerabilities",
     "hardening-release": "The release",
 }
@@ -389,22 +391,21 @@ def promise() -> str:
         for dataset, sizes in part["accuracy"].items():
             accuracy.setdefault(dataset, {}).update(sizes)
     sizes = sorted({int(size) for row in accuracy.values() for size in row})
-    cells = {
-        dataset: [
-            f"{one['accuracy']:.1f} ± {one['accuracy_std']:.1f} / {one['quarter_accuracy']:.1f} / {one['upright_accuracy']:.1f}"
-            if (one := row.get(str(size)))
-            else NOTHING
-            for size in sizes
-        ]
-        for dataset, row in accuracy.items()
-    }
+
+    def entry(one: dict[str, float] | None) -> str:
+        if one is None:
+            return NOTHING
+        spread = f"{one['accuracy']:.1f} ± {one['accuracy_std']:.1f}"
+        return f"{spread} / {one['quarter_accuracy']:.1f} / {one['upright_accuracy']:.1f}"
+
+    cells = {dataset: [entry(row.get(str(size))) for size in sizes] for dataset, row in accuracy.items()}
     table = grid(["fit images", *(f"{size:,}" for size in sizes)], [[name, *row] for name, row in cells.items()])
     return "\n\n".join(
         [
             grid(head, rows),
             "![Points of upright accuracy lost in each fit](../results/promise.png)",
-            "What so many fit images give at a promise of 0.5, default recipe, gated: tilted ± spread over networks / quarter "
-            "turns / upright, in %.",
+            "What so many fit images give at a promise of 0.5, default recipe, gated: tilted ± spread over networks / "
+            "quarter turns / upright, in %.",
             table,
             provenance("promise", report),
         ]

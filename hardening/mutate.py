@@ -3,12 +3,16 @@
 mutmut makes the mutants and finds out which tests reach which function. A seeded sample of the mutants, as many from
 each file as its share of all, is then judged here, each in a process forked from one that has imported everything:
 mutmut's own workers hang where torch has threads. A mutant that no test notices is a survivor; see survivors.md.
+
+What was judged is kept in .mutants/, and a run that is started again goes on from there: with other sources from the
+beginning; with the same sources and other tests, it judges again what no test had noticed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -17,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from importlib import metadata
@@ -30,31 +33,69 @@ FILES = (
     "geometry/groups.py",
     "geometry/warp.py",
     "model/taps.py",
+    "model/predictor.py",
+    "model/fingerprint.py",
     "search/confidence.py",
     "search/tree.py",
     "search/joint.py",
     "search/anneal.py",
+    "search/run.py",
     "calibration/balance.py",
     "calibration/sampler.py",
     "calibration/head.py",
     "calibration/gate.py",
     "calibration/padding.py",
     "calibration/distances.py",
+    "calibration/fitter.py",
+    "result.py",
+    "io/bundle.py",
+    "io/export.py",
 )
 TESTS = (
     "tests/geometry",
     "tests/search",
     "tests/calibration",
     "tests/its",
-    *(f"tests/model/test_{name}.py" for name in ("bad_models", "taps", "evidence")),
+    "tests/io",
+    *(f"tests/model/test_{name}.py" for name in ("bad_models", "taps", "evidence", "chunking", "dropout")),
     "tests/hardening/test_mutants.py",
 )
 PATIENCE = 180  # seconds for one mutant; the tests that reach it take at most some thirty
 SURVIVORS = Path(__file__).parent / "survivors.md"
+FOLDER = ROOT / ".mutants"
 
 
 def made(folder: Path) -> dict[str, list[str]]:
     """Return the names of all mutants by file, after mutmut has made them in a copy of the sources."""
+    metas = {name: folder / "mutants/src/headtilt" / f"{name}.meta" for name in FILES}
+    state = {"sources": digest("src"), "tests": digest("tests"), "files": list(FILES), "selection": list(TESTS)}
+    before = json.loads((folder / "state.json").read_text()) if (folder / "state.json").exists() else {}
+    if before != state:
+        kept = verdicts(folder) if before.get("sources") == state["sources"] else {}
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        make(folder)
+        (folder / "found.json").write_text(json.dumps({one: what for one, what in kept.items() if what == "killed"}))
+        (folder / "state.json").write_text(json.dumps(state))
+    return {name: sorted(json.loads(meta.read_text())["exit_code_by_key"]) for name, meta in metas.items()}
+
+
+def digest(part: str) -> str:
+    """Return the SHA-256 of all Python files in a folder of the repository."""
+    found = hashlib.sha256()
+    for path in sorted((ROOT / part).rglob("*.py")):
+        found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def verdicts(folder: Path) -> dict[str, str]:
+    """Return what has been judged so far."""
+    path = folder / "found.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def make(folder: Path) -> None:
+    """Have mutmut make all mutants in a copy of the sources, and find out which tests reach which function."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     settings = {
@@ -72,8 +113,6 @@ def made(folder: Path) -> dict[str, list[str]]:
     done = subprocess.run(mutmut, cwd=folder, env=surroundings(), capture_output=True, text=True, check=False)
     if "nothing matches" not in done.stderr + done.stdout:
         raise SystemExit(f"mutmut failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    metas = {name: folder / "mutants/src/headtilt" / f"{name}.meta" for name in FILES}
-    return {name: sorted(json.loads(meta.read_text())["exit_code_by_key"]) for name, meta in metas.items()}
 
 
 def surroundings() -> dict[str, str]:
@@ -94,7 +133,7 @@ def judged(folder: Path, names: list[str], seconds: float) -> dict[str, str]:
     (folder / "chosen.json").write_text(json.dumps(names))
     command = [sys.executable, "-m", "hardening.mutate", "--judge", str(folder), "--seconds", str(seconds)]
     subprocess.run(command, cwd=ROOT, env=surroundings(), check=True)
-    return dict(json.loads((folder / "found.json").read_text()))
+    return {name: what for name, what in verdicts(folder).items() if name in set(names)}
 
 
 def judge(folder: Path, seconds: float) -> None:
@@ -110,14 +149,16 @@ def judge(folder: Path, seconds: float) -> None:
     os.environ["MUTANT_UNDER_TEST"] = "none"
     with contextlib.redirect_stdout(None):
         pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *TESTS])
-    found, end = {}, time.monotonic() + seconds
+    found, end = verdicts(folder), time.monotonic() + seconds
     for number, name in enumerate(names):
         if time.monotonic() > end:
             break
+        if name in found:
+            continue
         tests = sorted(reached.get(name.rpartition("__mutmut_")[0], ()), key=lambda test: lasted.get(test, 0.0))
         found[name] = verdict(name, tests) if tests else "untested"
+        (folder / "found.json").write_text(json.dumps(found))
         print(f"{number + 1}/{len(names)} {name}: {found[name]}", file=sys.stderr, flush=True)
-    (folder / "found.json").write_text(json.dumps(found))
 
 
 def verdict(name: str, tests: list[str]) -> str:
@@ -184,7 +225,7 @@ def summary(mutants: dict[str, list[str]], found: dict[str, str], changes: dict[
 def main() -> None:
     """Make mutants, judge a sample of them and store the score."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=300, help="Mutants to judge; 0 for all of them.")
+    parser.add_argument("--count", type=int, default=400, help="Mutants to judge; 0 for all of them.")
     parser.add_argument("--seed", type=int, default=0, help="Of the sample.")
     parser.add_argument("--seconds", type=float, default=7200, help="Judge no more mutants after so long.")
     parser.add_argument("--least", type=float, default=85, help="Score below which the exit code is 1.")
@@ -193,15 +234,13 @@ def main() -> None:
     if asked.judge:
         judge(asked.judge, asked.seconds)
         return
-    with tempfile.TemporaryDirectory(prefix="headtilt-mutants-") as name:
-        folder = Path(name)
-        mutants = made(folder)
-        everything = [one for names in mutants.values() for one in names]
-        chosen = sampled(mutants, asked.count, asked.seed) if asked.count else everything
-        random.Random(asked.seed).shuffle(chosen)  # so that time that runs out takes from all files alike
-        found = judged(folder, chosen, asked.seconds)
-        changes = differences(folder, [one for one, what in found.items() if what != "killed"])
-        figures = {"sample_seed": asked.seed, **summary(mutants, found, changes)}
+    mutants = made(FOLDER)
+    everything = [one for names in mutants.values() for one in names]
+    chosen = sampled(mutants, asked.count, asked.seed) if asked.count else everything
+    random.Random(asked.seed).shuffle(chosen)  # so that time that runs out takes from all files alike
+    found = judged(FOLDER, chosen, asked.seconds)
+    changes = differences(FOLDER, [one for one, what in found.items() if what != "killed"])
+    figures = {"sample_seed": asked.seed, "sampled": len(chosen), **summary(mutants, found, changes)}
     print(json.dumps(figures, indent=1, ensure_ascii=False))
     print(record("mutate", figures))
     sys.exit(0 if figures["score_percent_without_equivalents"] >= asked.least else 1)

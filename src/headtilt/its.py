@@ -23,6 +23,7 @@ from headtilt.geometry.groups import Group
 from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding
 from headtilt.io import bundle, export
 from headtilt.model.evidence import Calibrator, Evidence
+from headtilt.model.fingerprint import difference, taken
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import Model
 from headtilt.model.taps import checked_features
@@ -241,7 +242,11 @@ class ITS(Estimator, nn.Module):
         return self
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything but the model to a folder, as JSON and safetensors; see `load`."""
+        """Write everything but the model to a folder, as JSON and safetensors; see `load`.
+
+        Of a model that has been shown images its answers to a few noise images are written as well, by which `load`
+        knows it again.
+        """
         predictor = self.predictor
         options = {
             "search": self.plan,
@@ -258,12 +263,20 @@ class ITS(Estimator, nn.Module):
             "calibrator": self.calibrator,
             "gate": self.gate,
         }
-        bundle.write(folder, options, {**self.report, "reads_features": bool(predictor.features)})
+        report = {**self.report, "reads_features": bool(predictor.features)}
+        bundle.write(folder, options, report, taken(predictor))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], model: Model) -> ITS:
-        """Return the wrapper that `save` wrote to a folder, around the same model."""
-        options, report = bundle.read(folder)
+    def load(cls, folder: str | os.PathLike[str], model: Model, *, strict: bool = True) -> ITS:
+        """Return the wrapper that `save` wrote to a folder, around the same model.
+
+        Args:
+            folder: The bundle.
+            model: The model that it was saved around. It may have been moved, compiled, exported, wrapped for several
+                devices or cast to half precision since.
+            strict: Whether a model that answers otherwise than that one did is refused.
+        """
+        options, report, known = bundle.read(folder)
         try:
             robust = cls(model, **options)
         except TypeError as error:
@@ -274,6 +287,12 @@ class ITS(Estimator, nn.Module):
         device, _ = robust.predictor.device_and_dtype(torch.empty(0))
         for part in robust._fitted():
             part.to(device)
+        if known is not None and strict and (other := difference(robust.predictor, known)):
+            raise DataError(
+                f"{os.fspath(folder)} was fitted for another model: {other}. Load it around its own model, fit one for "
+                "this model (robust.fit, headtilt fit), or, where the two belong together, pass strict=False "
+                "(--no-strict)."
+            )
         return robust
 
     def export(
@@ -371,6 +390,7 @@ class ITS(Estimator, nn.Module):
         other = type(self)(**{**self._given, "model": self.model, **fitted, **changes})
         if self.predictor.features and "features" not in changes:
             other.predictor = other.predictor.with_features(self.predictor.features)
+        other.predictor.seen = self.predictor.seen
         other.report = self.report
         other.training = self.training  # and not `train`, which would reach the model
         return other

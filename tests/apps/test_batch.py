@@ -201,10 +201,10 @@ def test_a_model_that_raises_ends_the_run_and_leaves_no_thread(job, monkeypatch)
     assert not list(job.out.glob("part-*"))
 
 
-def test_the_command_says_how_many_rows_hold_errors_and_exits_well(digits_parquet, tmp_path):
+def test_the_command_says_how_many_rows_hold_errors_and_exits_as_classify_does(digits_parquet, tmp_path):
     words = ["predict", str(digits_parquet), "--model", MODEL, "--out", str(tmp_path / "o"), "--shard-rows", "50"]
     done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
     assert "121 rows in 3 files" in done.output
     assert "1 of them hold an error" in done.output
     assert json.loads((tmp_path / "o" / FOLDER / "manifest.json").read_text())["inputs"] == 121
@@ -212,6 +212,33 @@ def test_the_command_says_how_many_rows_hold_errors_and_exits_well(digits_parque
     assert wrong.exit_code == 2
     assert "batch was 64, is 3" in wrong.output
     assert "one of 'local', 'ray'" in CliRunner().invoke(app, [*words, "--engine", "spark"]).output
+
+
+def test_a_folder_gives_rows_for_all_that_is_named_as_an_image_and_the_exit_code_tells_of_failures(tmp_path):
+    from PIL import Image
+
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.gif", "b.png", "c.jfif", "d.jpe"):
+        Image.new("L", (28, 28), 90).save(photos / name)
+    (photos / "notes.txt").write_text("no image")
+    words = ["predict", str(photos), "--model", MODEL]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "o")])
+    assert done.exit_code == 0, done.output
+    assert "4 rows in 1 files" in done.output
+    (photos / "e.gif").write_bytes(b"GIF89a, but torn")
+    assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "p")]).exit_code == 1
+    for name in ("a.gif", "b.png", "c.jfif", "d.jpe"):
+        (photos / name).unlink()
+    assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "q")]).exit_code == 2
+
+
+def test_a_folder_without_images_leaves_no_folder_for_rows(tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = CliRunner().invoke(app, ["predict", str(tmp_path / "empty"), "--model", MODEL, "--out", str(tmp_path / "o")])
+    assert done.exit_code == 2
+    assert "nothing was found" in done.output
+    assert not (tmp_path / "o").exists()
 
 
 KILLED = """

@@ -82,3 +82,19 @@ def test_distance_scores_do_not_depend_on_how_many_views_come_at_once(fit):
 def test_distance_scores_without_features_say_what_to_do(scores):
     with pytest.raises(ht.OptionError, match="distance scores need features"):
         scores(Evidence(torch.zeros(1, 2)))
+
+
+def test_a_class_whose_first_vectors_are_zero_is_there_all_the_same():
+    features = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+    upright = Evidence(torch.zeros(3, 4), features)
+    neighbours = fit_neighbours(upright, torch.tensor([0, 0, 1]), per_class=4)
+    assert neighbours.absent.tolist() == [False, False, True, True]
+    seen = neighbours(Evidence(torch.zeros(1, 4), torch.tensor([[2.0, 0.0]]))).logits / neighbours.scale
+    assert_close(seen, torch.tensor([[2 / 3, 0.0, -2.0, -2.0]]))
+
+
+def test_classes_without_any_vector_are_absent_where_nobody_says():
+    assert Neighbours(torch.tensor([[[0.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])).absent.tolist() == [
+        False,
+        True,
+    ]

@@ -140,7 +140,7 @@ def test_the_suffix_follows_the_format(tmp_path):
     smooth(40, 40).save(tmp_path / "really.jpg", "PNG")
     smooth(40, 40).save(tmp_path / "moving.gif")
     assert write_upright(tmp_path / "really.jpg", tmp_path / "o" / "really.jpg", turn(9), SQUARE).name == "really.png"
-    assert write_upright(tmp_path / "moving.gif", tmp_path / "o" / "moving.gif", turn(0), SQUARE).name == "moving.png"
+    assert write_upright(tmp_path / "moving.gif", tmp_path / "o" / "moving.gif", turn(9), SQUARE).name == "moving.png"
 
 
 def test_nothing_is_overwritten_without_force_and_no_original_ever(tmp_path):
@@ -193,3 +193,15 @@ def test_the_command_turns_pictures_upright_and_says_where_they_are(call, tmp_pa
     assert "exists already" in " ".join(again.stdout.split())
     assert call("canonicalise", "in/upright.png", *MODEL, "--out", "out", "--force").exit_code == 0
     assert call("canonicalise", "in/upright.png", *MODEL, "--out", "in", "--force").exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp", "png", "tif"])
+def test_an_upright_animation_keeps_all_of_its_frames(tmp_path, kind):
+    frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
+    source = tmp_path / f"moving.{kind}"
+    frames[0].save(source, save_all=True, append_images=frames[1:])
+    copy = write_upright(source, tmp_path / "o" / source.name, turn(0), SQUARE)
+    assert copy.name == source.name
+    assert copy.read_bytes() == source.read_bytes()
+    with Image.open(copy) as opened:
+        assert opened.n_frames == 3

@@ -199,6 +199,12 @@ def test_fit_then_classify_reads_lying_digits_and_says_how_they_lie(call, digits
     again = call("fit", "upright", *DIGITS, "--out", "bundle", "--method", "balance")
     assert again.exit_code == 2
     assert "--force replaces it" in again.stderr
+    other = ("classify", "lying", "--model", "zoo:digits:1", "--bundle", "bundle", "--json")
+    refused = call(*other)
+    assert refused.exit_code == 2
+    assert "bundle was fitted for another model" in refused.stderr
+    assert "--no-strict" in refused.stderr
+    assert call(*other, "--no-strict").exit_code == 0
     right = {}
     for name, words in {"bare": ["--levels", "rotation"], "bundle": ["--bundle", "bundle"]}.items():
         rows = json.loads(call("classify", "lying", *DIGITS, *words, "--json").stdout)

@@ -79,8 +79,11 @@ def test_a_bundle_around_a_model_of_other_features_says_that_it_was_fitted_for_a
     images = 3 * torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     fitted = its(network(), samples=5).fit(images, method=method, promise=None, recipe=HeadRecipe(looks=1, views=3))
     fitted.save(tmp_path)
+    with pytest.raises(ht.DataError, match="was fitted for another model"):
+        ITS.load(tmp_path, network(hidden=7))
+    trusted = ITS.load(tmp_path, network(hidden=7), strict=False)
     with pytest.raises(ht.OptionError, match="was fitted for another model"):
-        ITS.load(tmp_path, network(hidden=7))(images[:2])
+        trusted(images[:2])
 
 
 def saved(folder: Path) -> dict:

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import headtilt as ht
 from headtilt.calibration.balance import Balance
+from headtilt.calibration.distances import Neighbours
 from headtilt.calibration.gate import CautiousGate, Gate
 from headtilt.calibration.head import HeadRecipe, OrbitHead
 from headtilt.io import bundle
@@ -206,3 +208,65 @@ def test_a_linear_balance_and_a_cautious_gate_come_back_as_they_were(digits_net,
     loaded = ht.ITS.load(tmp_path / "bundle", digits_net)
     assert (loaded.gate.margin, loaded.gate.doubt) == (1.5, 0.25)
     assert torch.equal(loaded(tilted), robust(tilted))
+
+
+def test_numbers_of_numpy_survive_a_round_trip(tmp_path: Path) -> None:
+    gates = (np.float64(1.5), CautiousGate(np.float64(1.5), np.float32(0.25)), Gate(np.float32(1.5), np.float64(2.5)))
+    for gate in gates:
+        robust = its(
+            Net(),
+            search="joint",
+            budget=np.int64(6),
+            gate=gate,
+            chunk=np.int64(3),
+            seed=np.int64(5),
+            padding=np.float64(0.5),
+        )
+        robust.save(tmp_path)
+        again = ht.ITS.load(tmp_path, Net())
+        assert torch.equal(again.gate.get_extra_state(), robust.gate.get_extra_state())
+        assert (again.plan, again.predictor.chunk, again.predictor.seed, again.padding) == (robust.plan, 3, 5, 0.5)
+
+
+class Mine:
+    def leaves_early(self, root):
+        return torch.zeros_like(root.labels, dtype=torch.bool)
+
+    def keeps(self, bare, found, answer):
+        return torch.zeros_like(bare.labels, dtype=torch.bool)
+
+
+class Stricter(Gate):
+    def keeps(self, bare, found, answer):
+        return torch.ones_like(bare.labels, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("gate", [Mine(), Stricter(1.0)])
+def test_a_gate_of_ones_own_searches_and_is_refused_by_save_with_what_to_do(tmp_path: Path, gate: object) -> None:
+    robust = ht.ITS(Net(), gate=gate)
+    robust(images(2))
+    with pytest.raises(ht.OptionError, match=r"gate is of your own making.*Pass it to ITS again"):
+        robust.save(tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_neighbours_come_back_with_the_classes_that_were_absent(tmp_path: Path) -> None:
+    absent = torch.tensor([False, True, False, True])
+    ht.ITS(Net(), calibrator=Neighbours(torch.zeros(4, 2, 12), 2, 7.0, absent)).save(tmp_path)
+    again = ht.ITS.load(tmp_path, Net()).calibrator
+    assert torch.equal(again.absent, absent)
+    assert (again.nearest, again.scale) == (2, 7.0)
+
+
+@pytest.mark.parametrize("gate", [CautiousGate(1.5, 0.25), Gate(1.5, 2.5, math.inf)])
+def test_the_state_of_a_wrapper_holds_the_numbers_of_its_gate(gate: Gate | CautiousGate) -> None:
+    robust, other = ht.ITS(Net(), gate=gate), ht.ITS(Net(), gate=type(gate)(0.0))
+    other.load_state_dict(robust.state_dict())
+    assert torch.equal(other.gate.get_extra_state(), gate.get_extra_state())
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), "2", None])
+def test_a_cautious_gate_takes_numbers_alone(wrong: object) -> None:
+    for numbers in ({"margin": wrong}, {"doubt": wrong}):
+        with pytest.raises(ht.OptionError, match="must be a number"):
+            CautiousGate(**numbers)  # type: ignore[arg-type]

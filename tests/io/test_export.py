@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch.testing import assert_close
@@ -19,6 +18,8 @@ from headtilt.paper.data import load
 from headtilt.paper.data.perturb import draw, perturb_dataset
 from headtilt.search import tree
 from tests.toys import TinyNet, fingerprint, its, tiny_images
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra headtilt[onnx]")
 
 
 @pytest.fixture(scope="module")

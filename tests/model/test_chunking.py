@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.geometry.warp import warp, warp_all
 from headtilt.model import chunking as pace
+from headtilt.model import predictor as predictor_module
 from headtilt.model import state as borrow
 from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor, Views, everywhere
@@ -213,18 +214,18 @@ class Striding(TinyNet):
 @pytest.mark.parametrize("model", [Viewing(), Striding()], ids=["refuses", "differs"])
 def test_models_that_do_not_take_the_layout_are_shown_views_as_they_are(model):
     plain = Predictor(model)
-    plain.channels_last = False
     tried = Predictor(model)
     images, index = tiny_images(4), torch.arange(4)
+    plain.layouts[plain.device_and_dtype(images)] = False
     assert torch.equal(tried.views(images, index, poses(4)).logits, plain.views(images, index, poses(4)).logits)
-    assert tried.channels_last is False
+    assert tried.layouts == {(torch.device("cpu"), torch.float32): False}
 
 
 def test_views_run_with_channels_last_and_images_as_they_came_do_not():
     net, images, layouts = TinyNet().eval(), tiny_images(6), []
     predictor = Predictor(net)
     predictor(images)
-    assert predictor.channels_last is True
+    assert predictor.layouts == {(torch.device("cpu"), torch.float32): True}
     net.conv.register_forward_pre_hook(lambda module, inputs: layouts.append(inputs[0].stride(1) == 1))
     predictor(images)
     predictor.views(images, torch.arange(6), poses(6))
@@ -310,3 +311,48 @@ def test_filling_up_a_chunk_changes_no_answer(passes, monkeypatch):
     for before, after in zip(plain, filled, strict=True):
         assert_close(after.logits, before.logits, rtol=1e-5, atol=1e-5)
         assert_close(after.features, before.features, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_learned_of_chunks_and_layouts_counts_for_one_precision(monkeypatch):
+    monkeypatch.setitem(pace.ACTIVATION_BYTES, "cpu", 4 * 4 * 144 * 4)  # four views of TinyNet's channels, in single
+    net = Refusing().eval()
+    predictor = Predictor(net)
+    predictor(tiny_images(3))
+    shape, cpu = torch.Size([1, 12, 12]), torch.device("cpu")
+    assert predictor.chunks == {(shape, cpu, torch.float32): 4}
+    net.double()
+    predictor(tiny_images(3))
+    assert predictor.chunks == {(shape, cpu, torch.float32): 4, (shape, cpu, torch.float64): 2}
+    assert predictor.layouts == {(cpu, torch.float32): True, (cpu, torch.float64): False}
+
+
+class Refusing(TinyNet):
+    """Refuses channels that lie last in double precision alone, as kernels of some libraries do."""
+
+    def forward(self, images):
+        if images.dtype == torch.float64 and images.stride(1) == 1:
+            raise RuntimeError("no kernel")
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 8])
+def test_memory_that_runs_out_in_warping_shrinks_what_is_warped(monkeypatch, most):
+    """Eight images under six poses: all of them under one pose may already be too many."""
+    images, under, sizes = tiny_images(8), poses(6), []
+    expected = Predictor(TinyNet().eval()).all_views(images, under).logits
+
+    def scarce(warping):
+        def warp(images, poses, **how):
+            views = len(poses) * (len(images) if warping is warp_all else 1)
+            if views > most:
+                raise MemoryError("out of memory")
+            sizes.append(views)
+            return warping(images, poses, **how)
+
+        return warp
+
+    monkeypatch.setattr(predictor_module, "warp", scarce(warp))
+    monkeypatch.setattr(predictor_module, "warp_all", scarce(warp_all))
+    found = Predictor(TinyNet().eval(), chunk=8).all_views(images, under).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert max(sizes) <= most

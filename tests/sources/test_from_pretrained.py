@@ -64,8 +64,13 @@ def test_a_bundle_takes_no_other_options_and_no_other_model(tmp_path, digits):
 
     from headtilt.sources.pretrained import wrapped
 
-    with pytest.raises(ht.DataError, match="fitted for 9 classes and digits:0 has 4"):
+    with pytest.raises(ht.DataError, match="another model: this one has 4 logits, that one has 9"):
         wrapped(replace(other, model=narrower), bundle=tmp_path / "b")
+    with pytest.raises(ht.DataError, match="fitted for 9 classes and digits:0 has 4"):
+        wrapped(replace(other, model=narrower), bundle=tmp_path / "b", strict=False)
+    with pytest.raises(ht.DataError, match="another model: their logits"):
+        ht.from_pretrained("zoo:digits:1", bundle=tmp_path / "b")
+    assert ht.from_pretrained("zoo:digits:1", bundle=tmp_path / "b", strict=False)(digits[:2]).shape == (2, 9)
     with pytest.raises(ht.DataError, match="is no bundle"):
         ht.from_pretrained("zoo:digits:0", bundle=tmp_path / "nosuch")
 

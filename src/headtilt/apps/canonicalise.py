@@ -63,15 +63,18 @@ def write_upright(source: Path, target: Path, pose: Tensor, adapted: Adapted, *,
     """
     image = opened(source)
     kind = {"MPO": "JPEG"}.get(image.format or "", image.format or "")
-    kind = kind if kind in SUFFIX else "PNG"
-    target = _named(target, kind)
+    turned = quarter_turns(pose)
+    # As it is, with all of its frames, even where no other picture could be written in its format.
+    untouched = turned == 0 and _orientation(image) == 1
+    if kind not in SUFFIX and not untouched:
+        kind = "PNG"
+    target = _named(target, kind) if kind in SUFFIX else target
     if target.exists() and target.samefile(source):
         raise DataError(f"{target} is the original itself. Give another folder for the copies.")
     if target.exists() and not force:
         raise DataError(f"{target} exists already; --force replaces it.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    turned = quarter_turns(pose)
-    if turned == 0 and _orientation(image) == 1 and kind == image.format:
+    if untouched:
         return _whole(target, lambda place: shutil.copyfile(source, place))
     options = _metadata(image, kind)
     result = undone(_oriented(image), pose, adapted)

@@ -26,19 +26,21 @@ class Wrapped:
         bundle: Folder of a fitted bundle, or None for a search with nothing fitted.
         levels: Names of what is searched where there is no bundle, separated by commas.
         device: Where the model should live.
+        strict: Whether a bundle that was fitted for another model is refused.
     """
 
     model: str
     bundle: str | None = None
     levels: str = "rotation"
     device: str = "cpu"
+    strict: bool = True
 
     def load(self) -> tuple[ITS, Adapted]:
         """Return the search and the classifier inside it."""
         bound_memory()
         adapted = door.load(self.model, device=self.device)
         if self.bundle is not None:
-            return ITS.load(self.bundle, adapted.model).to(self.device), adapted
+            return ITS.load(self.bundle, adapted.model, strict=self.strict).to(self.device), adapted
         return ITS(adapted.model, levels_named(self.levels), padding=adapted.padding).to(self.device), adapted
 
 

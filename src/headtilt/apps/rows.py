@@ -28,8 +28,9 @@ class Row:
 
     Attributes:
         path: Where it came from.
-        label: Name of its class, or the number where the model has no names; None where it could not be read.
-        score: Probability of that class.
+        label: Name of its class, or the number where the model has no names; None where it could not be read. Of a
+            model for several labels, all that are there, divided by semicolons, the most probable first.
+        score: Probability of that class, or of the most probable of several.
         rotation_deg: By how much the image was found turned, clockwise.
         scale: By what factor it was found scaled.
         shear: By how much it was found sheared.
@@ -71,6 +72,7 @@ def rows_of(result: SearchResult, paths: Sequence[str], labels: Sequence[str] | 
     """
     tilt = decompose(result.perturbation.double().cpu())
     answers, probabilities = result.labels.cpu(), result.probabilities.cpu()
+    order = probabilities.argsort(dim=1, descending=True)
     best, scores = (part.cpu().tolist() for part in result.topk(topk))
 
     def name(label: int) -> str:
@@ -78,13 +80,14 @@ def rows_of(result: SearchResult, paths: Sequence[str], labels: Sequence[str] | 
 
     found = []
     for index, path in enumerate(paths):
-        label = int(answers[index])
+        first = int(order[index, 0]) if result.multilabel else int(answers[index])
+        there = [one for one in order[index].tolist() if answers[index, one]] if result.multilabel else [first]
         top = tuple((name(one), score) for one, score in zip(best[index], scores[index], strict=True))
         found.append(
             Row(
                 path=path,
-                label=name(label),
-                score=float(probabilities[index, label]),
+                label="; ".join(map(name, there)),
+                score=float(probabilities[index, first]),
                 rotation_deg=math.degrees(float(tilt.rotation[index])) + 0.0,  # no −0.0
                 scale=float(tilt.scale[index]),
                 shear=float(tilt.shear[index]) + 0.0,

@@ -43,25 +43,27 @@ class Neighbours(InSingle):
         bank: (Y, S, D), unit feature vectors of each class, repeated where a class has fewer than S.
         nearest: How many of the nearest to average.
         scale: How many logits a similarity of one is worth.
+        absent: (Y,), classes of which there was no upright image; None for those whose vectors are all zero.
     """
 
     bank: Tensor
+    absent: Tensor
 
-    def __init__(self, bank: Tensor, nearest: int = 3, scale: float = 20.0) -> None:
+    def __init__(self, bank: Tensor, nearest: int = 3, scale: float = 20.0, absent: Tensor | None = None) -> None:
         super().__init__()
         self.nearest, self.scale = nearest, scale
         self.register_buffer("bank", bank.detach().clone())
+        self.register_buffer("absent", (bank == 0).flatten(1).all(1) if absent is None else absent.detach().clone())
 
     def forward(self, evidence: Evidence) -> Evidence:
         """Return the evidence with scaled similarities as logits."""
         features = _need_features(evidence)
         classes, size, _ = self.bank.shape
-        absent = (self.bank[:, 0] == 0).all(dim=-1)
         scores = []
         for part in F.normalize(features.flatten(0, -2), dim=-1).split(4096):
             similarity = (part @ self.bank.to(part).flatten(0, 1).T).reshape(len(part), classes, size)
             nearest = similarity.topk(min(self.nearest, size), dim=-1).values.mean(-1)
-            scores.append(nearest.masked_fill(absent.to(part.device), -2.0))  # below any cosine
+            scores.append(nearest.masked_fill(self.absent.to(part.device), -2.0))  # below any cosine
         return Evidence((torch.cat(scores) * self.scale).reshape(*features.shape[:-1], -1))
 
 
@@ -80,11 +82,13 @@ def fit_neighbours(upright: Evidence, labels: Tensor, *, per_class: int = 100) -
     """Return the first upright unit features (n, D) of each class as a bank; classes without any never win."""
     features, classes = F.normalize(_need_features(upright), dim=-1), upright.logits.shape[-1]
     bank = features.new_zeros(classes, per_class, features.shape[-1])
+    absent = torch.ones(classes, dtype=torch.bool, device=features.device)
     for label in range(classes):
         own = features[labels == label][:per_class]
         if len(own):
             bank[label] = own[torch.arange(per_class, device=own.device) % len(own)]
-    return Neighbours(bank)
+            absent[label] = False
+    return Neighbours(bank, absent=absent)
 
 
 def _need_features(evidence: Evidence) -> Tensor:

@@ -56,10 +56,9 @@ class Gate(nn.Module):
 
     def __init__(self, margin: float, exit_at: float = math.inf, turn_at: float = 0.0) -> None:
         super().__init__()
-        for name, value in (("margin", margin), ("exit_at", exit_at), ("turn_at", turn_at)):
-            if not is_number(value) or math.isnan(value):
-                raise OptionError(f"{name} must be a number of log-odds; got {value!r}.")
-        self.margin, self.exit_at, self.turn_at = float(margin), float(exit_at), float(turn_at)
+        self.margin, self.exit_at, self.turn_at = (
+            _threshold(name, value) for name, value in (("margin", margin), ("exit_at", exit_at), ("turn_at", turn_at))
+        )
 
     def get_extra_state(self) -> Tensor:
         """Return the three numbers, in double precision whatever the module is cast to."""
@@ -94,6 +93,13 @@ class Gate(nn.Module):
         return f"margin={self.margin:.3g}, exit_at={self.exit_at:.3g}, turn_at={self.turn_at:.3g}"
 
 
+def _threshold(name: str, value: object) -> float:
+    """Return a number that is read from JSON or numpy as a float; raise `OptionError` for anything else."""
+    if not is_number(value) or math.isnan(value):
+        raise OptionError(f"{name} must be a number of log-odds; got {value!r}.")
+    return float(value)
+
+
 def against(bare: Evidence, answer: Tensor) -> Tensor:
     """Return the log-odds (B,) of the best class in an answer (B, Y) against the class that the bare model says."""
     return answer.amax(1) - answer.gather(1, bare.labels[:, None])[:, 0]
@@ -121,7 +127,15 @@ class CautiousGate(nn.Module):
 
     def __init__(self, margin: float = 2.5, doubt: float = 0.4) -> None:
         super().__init__()
-        self.margin, self.doubt = margin, doubt
+        self.margin, self.doubt = _threshold("margin", margin), _threshold("doubt", doubt)
+
+    def get_extra_state(self) -> Tensor:
+        """Return the two numbers, in double precision whatever the module is cast to."""
+        return torch.tensor([self.margin, self.doubt], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over two numbers."""
+        self.margin, self.doubt = state.tolist()
 
     def leaves_early(self, root: Evidence) -> Tensor:
         """Return that no image (B,) goes without a search: a sure answer may still be a tilted image's."""

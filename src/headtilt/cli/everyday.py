@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headtilt.cli.app import Device, Seed, app, progress
-from headtilt.cli.options import EXIT_CODES, Batch, Bundle, Files, Levels, Preset, Size, Spec, opened_model
+from headtilt.cli.options import EXIT_CODES, Batch, Bundle, Files, Levels, Preset, Size, Spec, Strict, opened_model
 from headtilt.errors import DataError, OptionError, one_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def classify(
     files: Files,
     model: Spec,
     bundle: Bundle = None,
+    strict: Strict = True,
     levels: Levels = None,
     preset: Preset = None,
     topk: Annotated[int, typer.Option("--topk", min=1, help="How many labels to give for each image.")] = 1,
@@ -51,7 +52,7 @@ def classify(
     if as_csv and as_json:
         raise OptionError("--csv and --json exclude each other. Leave one of them out.")
     found = _survey(files)
-    robust = opened_model(model, bundle, levels, preset, size, device)
+    robust = opened_model(model, bundle, levels, preset, size, device, strict=strict)
     rows: list[Row] = []
     try:
         with progress() as tell:
@@ -79,6 +80,7 @@ def explain(
     model: Spec,
     out: Annotated[Path, typer.Option("--out", help="Picture to write, .png or .svg.")] = Path("explained.png"),
     bundle: Bundle = None,
+    strict: Strict = True,
     levels: Levels = None,
     preset: Preset = None,
     device: Device = "auto",
@@ -89,7 +91,7 @@ def explain(
 
     one_of("out", out.suffix.lower(), (".png", ".svg"))
     plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
-    robust = opened_model(model, bundle, levels, preset, size, device)
+    robust = opened_model(model, bundle, levels, preset, size, device, strict=strict)
     result = robust.search(robust.read(file))
     path = plot.save(plot.explain(robust, result, names=robust.names, title=_shown(file.name)), out)
     console = Console(highlight=False, soft_wrap=True)
@@ -108,6 +110,7 @@ def canonicalise(
     model: Spec,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the copies go.")],
     bundle: Bundle = None,
+    strict: Strict = True,
     levels: Levels = None,
     preset: Preset = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
@@ -126,7 +129,7 @@ def canonicalise(
         raise OptionError(f"out must be a folder; {out} is a file.")
     found = _survey(files)
     places = targets(found, out)
-    robust = opened_model(model, bundle, levels, preset, size, device)
+    robust = opened_model(model, bundle, levels, preset, size, device, strict=strict)
     written: list[tuple[Row, Path | None]] = []
     try:
         with progress() as tell:

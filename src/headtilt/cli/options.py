@@ -64,6 +64,9 @@ Bundle = Annotated[
     Path | None,
     typer.Option("--bundle", metavar="FOLDER", help="What `headtilt fit` wrote for this model; brings its levels."),
 ]
+Strict = Annotated[
+    bool, typer.Option("--strict/--no-strict", help="Refuse a bundle that was fitted for a model with other answers.")
+]
 Levels = Annotated[
     str | None,
     typer.Option(
@@ -114,6 +117,7 @@ def opened_model(
     size: int | None,
     device: str,
     refine: int = 0,
+    strict: bool = True,
 ) -> Pretrained:
     """Return the model of a command line with the search around it, with some rounds of refining the best poses."""
     from headtilt.paper.experiments.report import calm_threads, resolve_device
@@ -126,4 +130,4 @@ def opened_model(
     options = preset_options(preset, groups(levels))
     if refine:
         options["search"] = replace(options["search"], rounds=refine)
-    return wrapped(door.load(spec, device=resolve_device(device), size=size), bundle=bundle, **options)
+    return wrapped(door.load(spec, device=resolve_device(device), size=size), bundle=bundle, strict=strict, **options)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from headtilt.cli.app import Device, app, progress
+from headtilt.cli.options import EXIT_CODES, Strict
 
 Model = Annotated[str, typer.Option(help="The classifier; a wrong spec lists the kinds there are.", metavar="SPEC")]
 Bundle = Annotated[
@@ -24,13 +25,14 @@ Levels = Annotated[str, typer.Option(help="What is searched where there is no bu
     "[dim]$[/dim] headtilt predict 'shards/{000..127}.tar' --model hf:FOLDER --out rows --engine ray --actors 8\n\n"
     "The rows lie in part-….parquet, which any reader of parquet opens as one table. Started again with the same "
     "arguments, a run that was killed computes only what is missing. Ray's usage statistics are off unless "
-    "RAY_USAGE_STATS_ENABLED=1 is set."
+    f"RAY_USAGE_STATS_ENABLED=1 is set.\n\n{EXIT_CODES}"
 )
 def predict(
     source: Annotated[str, typer.Argument(help="A folder, a quoted glob, parquet files, or WebDataset tars.")],
     model: Model,
     out: Annotated[Path, typer.Option(help="Folder for the rows; a folder of its own.")],
     bundle: Bundle = None,
+    strict: Strict = True,
     levels: Levels = "rotation",
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
@@ -59,7 +61,7 @@ def predict(
     on_gpu = engine == "ray" and gpus > 0
     # On Ray the driver only reads the fingerprint: the actors choose their own device.
     where = "cpu" if engine == "ray" else resolve_device(device)
-    wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, where)
+    wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, where, strict)
     job = Job(source, out, wrapped, column, batch, shard_rows, threads)
     cluster = Cluster(address, actors, cpus, gpus, "cuda" if on_gpu else "cpu")
     with progress() as tell:
@@ -68,6 +70,7 @@ def predict(
     console.print(f"[bold]{run.count:,}[/bold] rows in {run.shards:,} files: {escape(str(out))}")
     if errors:
         console.print(f"[yellow]{errors:,}[/yellow] of them hold an error instead of an answer (column error).")
+        raise typer.Exit(2 if errors == run.count else 1)
 
 
 @app.command(
@@ -79,6 +82,7 @@ def predict(
 def serve(
     model: Model,
     bundle: Bundle = None,
+    strict: Strict = True,
     levels: Levels = "rotation",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is everybody's.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
@@ -104,7 +108,7 @@ def serve(
     from headtilt.paper.experiments.report import resolve_device
 
     limits = Limits(max_bytes, max_pixels, upload_seconds, answer_seconds, queue, max_batch, max_wait_ms)
-    wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, resolve_device(device))
+    wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, resolve_device(device), strict)
     service = make_app(*wrapped.load(), limits)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     aside.print(f"[bold]{escape(model)}[/bold] at http://{host}:{port}/classify")
@@ -122,6 +126,7 @@ def serve(
 def playground(
     model: Annotated[str | None, typer.Option(help="A classifier of your own; else digits.", metavar="SPEC")] = None,
     bundle: Bundle = None,
+    strict: Strict = True,
     examples: Annotated[
         Path | None, typer.Option(help="Folder of images to begin with, where there is a --model.", metavar="FOLDER")
     ] = None,
@@ -141,7 +146,8 @@ def playground(
     if model is None and (bundle is not None or examples is not None):
         raise OptionError("model must be given where bundle or examples are; they belong to a model. Add --model SPEC.")
     with progress() as tell:
-        stage = digits_stage(tell) if model is None else own_stage(model, bundle, examples, resolve_device(device))
+        where = resolve_device(device)
+        stage = digits_stage(tell) if model is None else own_stage(model, bundle, examples, where, strict=strict)
     page = make_page(stage)
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"playground at [bold]http://{host}:{port}[/bold]")
     page.launch(server_name=host, server_port=port, inbrowser=open_browser, **options())

@@ -23,6 +23,8 @@ from headtilt.calibration.proposals import Proposals
 from headtilt.errors import DataError, HeadtiltError, OptionError, number
 from headtilt.geometry.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
 from headtilt.io.weights import load_tensors, save_tensors
+from headtilt.model.evidence import Evidence
+from headtilt.model.fingerprint import Fingerprint
 from headtilt.search.plan import PLANS, Plan, name_of
 
 FORMAT = 3
@@ -32,7 +34,12 @@ THRESHOLDS = ("margin", "exit_at", "turn_at")
 CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
 
 
-def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[str, Any]) -> None:
+def write(
+    folder: str | os.PathLike[str],
+    options: dict[str, Any],
+    report: dict[str, Any],
+    fingerprint: Fingerprint | None = None,
+) -> None:
     """Write a bundle.
 
     Args:
@@ -41,6 +48,7 @@ def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[
             taking places leaves a bundle that `read` refuses.
         options: Keyword arguments of the wrapper, with calibrator and gate among them.
         report: What the fit reported.
+        fingerprint: Of the model, which `read` gives back; None where nobody knows it.
     """
     path = Path(folder)
     options = dict(options)
@@ -51,8 +59,13 @@ def write(folder: str | os.PathLike[str], options: dict[str, Any], report: dict[
         "calibrator": _describe_calibrator(calibrator),
         "gate": None if gate is None else _describe_gate(gate),
         "report": _worded(report),
+        "fingerprint": None if fingerprint is None else {"shape": fingerprint.shape, "half": fingerprint.half},
     }
     tensors = _tensors("calibrator", calibrator)
+    if fingerprint is not None:
+        tensors["fingerprint.logits"] = fingerprint.answers.logits
+        if fingerprint.answers.features is not None:
+            tensors["fingerprint.features"] = fingerprint.answers.features
     with _both(path) as (config_place, tensors_place):
         save_tensors(tensors_place, tensors)
         config["sha256"] = _digest(tensors_place)
@@ -90,8 +103,8 @@ def _both(folder: Path) -> Iterator[tuple[Path, Path]]:
     before.unlink(missing_ok=True)
 
 
-def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the wrapper's keyword arguments and the report of a bundle."""
+def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any], Fingerprint | None]:
+    """Return the wrapper's keyword arguments, the report and the model's fingerprint of a bundle."""
     path = Path(folder)
     try:
         config = json.loads((path / CONFIG).read_bytes())
@@ -115,7 +128,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
         options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
         _check_proposals(options["search"], options["calibrator"])
         options["gate"] = None if config["gate"] is None else _gate(config["gate"])
-        return options, _from_words(dict(config["report"]))
+        fingerprint = _fingerprint(config.get("fingerprint"), _under("fingerprint", tensors))
+        return options, _from_words(dict(config["report"])), fingerprint
     except HeadtiltError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
@@ -205,7 +219,7 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
     if kind == "prototypes":
         return Prototypes(tensors["means"], tensors["scale"])
     if kind == "neighbours":
-        return Neighbours(tensors["bank"], int(stored["nearest"]), float(stored["scale"]))
+        return Neighbours(tensors["bank"], int(stored["nearest"]), float(stored["scale"]), tensors.get("absent"))
     if kind != "head":
         raise DataError(f"the bundle has a calibrator of kind {kind!r}, which this version does not know.")
     bias, per_class = tensors["bias"], int(stored["outputs"]) > 1
@@ -248,17 +262,23 @@ def _from_words(value: Any) -> Any:
 
 
 def _describe_gate(gate: Gate | CautiousGate) -> dict[str, Any]:
-    # As words, since JSON has no infinity.
-    names = ("margin", "doubt") if isinstance(gate, CautiousGate) else THRESHOLDS
-    if not isinstance(gate, (Gate, CautiousGate)):
+    if type(gate) not in (Gate, CautiousGate):  # a subclass would come back as what it was made from
         raise OptionError("gate is of your own making, which a bundle cannot hold. Pass it to ITS again instead.")
-    return {name: repr(getattr(gate, name)) for name in names}
+    names = ("margin", "doubt") if isinstance(gate, CautiousGate) else THRESHOLDS
+    return {name: repr(getattr(gate, name)) for name in names}  # as words, since JSON has no infinity
 
 
 def _gate(stored: dict[str, Any]) -> Gate | CautiousGate:
     if "doubt" in stored:
         return CautiousGate(float(stored["margin"]), float(stored["doubt"]))
     return Gate(*(float(stored[name]) for name in THRESHOLDS))
+
+
+def _fingerprint(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> Fingerprint | None:
+    if stored is None:
+        return None
+    answers = Evidence(tensors["logits"], tensors.get("features"))
+    return Fingerprint(tuple(stored["shape"]), bool(stored["half"]), answers)
 
 
 def _width(stored: dict[str, Any], first: Tensor) -> int:

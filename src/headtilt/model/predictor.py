@@ -74,8 +74,8 @@ class Predictor:
         self.seen: tuple[int, ...] | None = None  # (C, H, W) of the views shown last
         self.single_logit = False  # whether the model gave one logit, which is two classes inside
         self.repeated = 0  # most elements that one view has at a dropout layer, which repeats it; seen at that trial
-        self.channels_last: bool | None = None  # unknown until the first batch has been tried both ways
-        self.chunks: dict[tuple[Any, ...], int] = {}  # views at once that each shape and device turned out to bear
+        self.layouts: dict[tuple[Any, ...], bool] = {}  # whether channels may lie last, by device and precision
+        self.chunks: dict[tuple[Any, ...], int] = {}  # views at once that each shape, device and precision bore
         self.masks: Masks = {}
         if self.sampled:
             dropout_layers(self.model)
@@ -130,6 +130,10 @@ class Predictor:
 
         def seen(block: Tensor) -> Evidence:
             def view(part: slice) -> Tensor:
+                if part.stop - part.start < len(block):  # memory ran out: no more of the block than is wanted
+                    places = torch.arange(part.start, part.stop, device=block.device)
+                    few, under = block[places % len(block)], poses[places.to(poses.device) // len(block)]
+                    return warp(few, under, padding=padding, interpolation=interpolation)
                 first, last = part.start // len(block), -(-part.stop // len(block))
                 views = warp_all(block, poses[first:last], padding=padding, interpolation=interpolation)
                 return views.flatten(0, 1)[part.start - first * len(block) : part.stop - first * len(block)]
@@ -154,7 +158,7 @@ class Predictor:
         """Return a copy for another model, which has to be callable and have dropout where it is sampled."""
         other = copy.copy(self)
         other.model, other.batched_passes, other.repeated = checked_model(model), None, 0
-        other.channels_last, other.chunks, other.masks = None, {}, {}
+        other.layouts, other.chunks, other.masks = {}, {}, {}
         if other.sampled:
             dropout_layers(other.model)
         return other
@@ -181,7 +185,7 @@ class Predictor:
         """
         self.seen = tuple(images.shape[1:])
         device, dtype = self.device_and_dtype(images)
-        shape = (images.shape[1:], device)
+        shape = (images.shape[1:], device, dtype)
         parts: list[Evidence] = []
 
         def views(part: slice) -> Tensor:
@@ -191,7 +195,7 @@ class Predictor:
             spare = even_size(device, len(made), self._chunk(images)) - len(made)
             if spare:
                 made = torch.cat([made, made[-1:].expand(spare, -1, -1, -1)])
-            return channels_last(made) if self.channels_last else made
+            return channels_last(made) if self.layouts.get((device, dtype)) else made
 
         with torch.no_grad(), undisturbed(self.model):
             self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
@@ -215,30 +219,32 @@ class Predictor:
 
     def _chunk(self, images: Tensor) -> int:
         """Return how many views of such images to run at once."""
-        device, _ = self.device_and_dtype(images)
-        return self.chunks.get((images.shape[1:], device)) or self.chunk or automatic_chunk(images)
+        return (
+            self.chunks.get((images.shape[1:], *self.device_and_dtype(images))) or self.chunk or automatic_chunk(images)
+        )
 
     def _get_acquainted(self, shape: tuple[Any, ...], few: Callable[[], Tensor]) -> None:
         """Find out, at the first views of a shape, how many the device bears at once and in which layout they run."""
-        device = shape[-1]
+        device, layout = shape[1], shape[1:]
         if self.features == "auto":
             self.features = found_taps(self.model, self._forward, few()[:1])
-        if self.channels_last is None and not convolves_faster_with_channels_last(self.model, device):
-            self.channels_last = False
+        if layout not in self.layouts and not convolves_faster_with_channels_last(self.model, device):
+            self.layouts[layout] = False
         measured = shape in self.chunks or self.chunk is not None or not isinstance(self.model, nn.Module)
-        if measured and self.channels_last is not None:
+        if measured and layout in self.layouts:
             return
-        views = few()
         try:
+            views = few()
             with activations(self.model, len(views)) as sizes:
                 plain = self._forward(views, eager=True)  # hooks and compiled code do not go together
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             sizes = [ACTIVATION_BYTES[kind_of(device)]]  # one view at a time, then
+            self.layouts.setdefault(layout, False)
         else:
-            if self.channels_last is None:
-                self.channels_last = takes_channels_last(self._forward, few(), plain, self.autocast)
+            if layout not in self.layouts:
+                self.layouts[layout] = takes_channels_last(self._forward, few(), plain, self.autocast)
         if not measured:
             self.chunks[shape] = fitting_chunk(device, max(sizes, default=1))
 
@@ -310,8 +316,8 @@ class Predictor:
             with ExitStack() as stack:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
-                # Compiled code passes the taps by.
-                output = (tappable(self.model) if self.features or eager else self.model)(views)
+                hooked = self.features or self.sampled or eager
+                output = (tappable(self.model) if hooked else self.model)(views)
             self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
         except Exception as error:
             if isinstance(error, ModelError) or out_of_memory(error):

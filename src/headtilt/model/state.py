@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ MASK_BYTES = 2**28  # of all masks kept
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _LOCKS_GUARD = threading.Lock()
-_BORROWED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_BORROWED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by which thread
+_LEAVING: dict[object, tuple[int, Callable[[], None]]] = {}  # which thread will undo what when it leaves a model
 
 
 @contextmanager
@@ -44,7 +46,7 @@ def undisturbed(model: Model) -> Iterator[None]:
         if model in _BORROWED:  # by this very thread, since it holds the lock
             yield
             return
-        _BORROWED[model] = True
+        _BORROWED[model] = threading.get_ident()
         try:
             with _restored(model):
                 yield
@@ -61,15 +63,57 @@ def _restored(model: nn.Module) -> Iterator[None]:
         (module, {name: (b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()})
         for module in model.modules()
     ]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
+
+    def restore(in_child: bool = False) -> None:
         for module, mode in modes:
             module.training = mode
         for module, kept in buffers:
-            _restore(module, kept)
+            _restore(module, {name: (b, b) for name, (_, b) in kept.items()} if in_child else kept)
+
+    # In a child the copies themselves take their places: torch's threads, by which it compares, are gone there.
+    with _undone(restore, lambda: restore(in_child=True)):
+        for module, _ in modes:
+            module.training = False
+        yield
+
+
+@contextmanager
+def _undone(undo: Callable[[], None], in_child: Callable[[], None] | None = None) -> Iterator[None]:
+    """Undo something on leaving, whatever happened.
+
+    Args:
+        undo: Called on leaving.
+        in_child: Called in a process that another thread forks meanwhile, where nobody will leave; None calls `undo`.
+    """
+    key = object()
+    try:
+        _LEAVING[key] = threading.get_ident(), in_child or undo
+        yield
+    finally:
+        try:
+            undo()
+        finally:
+            _LEAVING.pop(key, None)
+
+
+def _forked() -> None:
+    """Give back, in a forked process, what threads had borrowed that did not come along: they will never leave."""
+    global _LOCKS_GUARD
+    here = threading.get_ident()
+    _LOCKS_GUARD = threading.Lock()
+    for key, (owner, undo) in reversed(list(_LEAVING.items())):
+        if owner != here:
+            undo()
+            del _LEAVING[key]
+    for model in [model for model, owner in _BORROWED.items() if owner != here]:
+        del _BORROWED[model]
+    # A lock may be held before and after its model counts as borrowed.
+    for model in [model for model in _LOCKS if model not in _BORROWED]:
+        del _LOCKS[model]
+
+
+if hasattr(os, "register_at_fork"):  # nothing forks on Windows
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _restore(module: nn.Module, buffers: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
@@ -79,7 +123,7 @@ def _restore(module: nn.Module, buffers: dict[str, tuple[Tensor | None, Tensor |
     for name, (buffer, value) in buffers.items():
         module._buffers[name] = buffer
         # Only where it differs: a write, even of the same values, would invalidate a graph that somebody still holds.
-        if buffer is not None and value is not None and not torch.equal(buffer, value):
+        if buffer is not value and buffer is not None and value is not None and not torch.equal(buffer, value):
             with torch.inference_mode():
                 buffer.copy_(value)
 
@@ -97,11 +141,13 @@ def by_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def unhooked_afterwards(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     """Remove hooks from a model on leaving, whatever happened."""
-    try:
-        yield
-    finally:
+
+    def remove() -> None:
         for handle in handles:
             handle.remove()
+
+    with _undone(remove):
+        yield
 
 
 def dropout_layers(model: Model) -> list[nn.Module]:

@@ -57,8 +57,13 @@ def tap_names(features: str | Sequence[str] | None) -> str | Sequence[str] | Non
 
 
 def tappable(model: Model) -> Model:
-    """Return the model whose parts can be read: what `torch.compile` wrapped, since compiled code passes hooks by."""
-    return getattr(model, "_orig_mod", model)
+    """Return the model whose parts can be read, by their own names, in the thread that asks.
+
+    Compiled code passes hooks by; `DataParallel` calls copies of the model, each in a thread of its own.
+    """
+    parallel = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    inner: Model = getattr(model, "module" if parallel else "_orig_mod", model)
+    return model if inner is model else tappable(inner)
 
 
 def tapped_module(model: Model, name: str) -> nn.Module:

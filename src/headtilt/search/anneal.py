@@ -68,7 +68,7 @@ class Anneal:
         generator = torch.Generator().manual_seed(self.seed)
         start, poses = covering(self.levels, self.budget // 3, root.logits)
         seen = look_around(evaluate, start, poses, root)
-        confidence = judge(measure, seen)
+        confidence = judge(measure, seen, self.levels)
         best = confidence.max(dim=1)
         here = seen.coordinates[torch.arange(len(best.indices), device=start.device), best.indices]
         level = best.values
@@ -81,11 +81,11 @@ class Anneal:
             proposal = wrap(self.levels, here + move.to(here))
             step = look(evaluate, self.levels, proposal[:, None])
             seen = join(seen, step)
-            score = judge(measure, step)[:, 0]
+            score = judge(measure, step, self.levels)[:, 0]
             accept = luck.log().to(score) * self.hot * heat < score - level
             here = torch.where(accept[:, None], proposal, here)
             level = torch.where(accept, score, level)
-        return harvest(self.levels, seen, judge(measure, seen), self.hypotheses, root)
+        return harvest(self.levels, seen, judge(measure, seen, self.levels), self.hypotheses, root)
 
 
 def _span(group: Group) -> float:

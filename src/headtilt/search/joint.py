@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from headtilt.errors import OptionError, at_least, is_number
-from headtilt.geometry.groups import Group, check_levels, reflection
+from headtilt.geometry.groups import Group, check_levels
 from headtilt.model.evidence import Evaluate, Evidence, concatenate
 from headtilt.model.predictor import everywhere
-from headtilt.search.confidence import Confidence, Orbit, resolve
+from headtilt.search.confidence import MEASURES, Confidence, Orbit, resolve
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture, near_identity
 from headtilt.search.lattice import covering, difference, elements, first_step, matrices, wrap
 from headtilt.search.tree import judged, select
@@ -115,13 +115,13 @@ class Joint:
             seen = look_where_likely(evaluate, points, poses, root, self.coarse, self.mass)
         step = points.new_tensor([first_step(group, self.coarse) for group in self.levels] if self.rounds else [])
         for keep in self.survivors:
-            best = select(judge(measure, seen)[:, None], seen.evidence.labels[:, None], keep)
+            best = select(judge(measure, seen, self.levels)[:, None], seen.evidence.labels[:, None], keep)
             centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
             moves = torch.cat([torch.diag(step), -torch.diag(step)])
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
             seen = join(seen, look(evaluate, self.levels, around))
             step = step / 2
-        return harvest(self.levels, seen, judge(measure, seen), self.hypotheses, root)
+        return harvest(self.levels, seen, judge(measure, seen, self.levels), self.hypotheses, root)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Seen:
 
 def check_pointwise(confidence: str | Confidence) -> None:
     """Raise `OptionError` for the group confidence, which needs an orbit."""
-    if confidence == "group":
+    if confidence == "group" or getattr(confidence, "func", confidence) is MEASURES["group"]:
         raise OptionError(
             'confidence must be "energy", "bayesian" or a callable here; "group" needs orbits. Use search="tree".'
         )
@@ -240,11 +240,24 @@ def join(first: Seen, second: Seen) -> Seen:
     )
 
 
-def judge(measure: Confidence, seen: Seen) -> Tensor:
+@dataclass(frozen=True)
+class Scattered(Orbit):
+    """Views that lie in no order: what a measure of one's own is told in a joint search or a walk.
+
+    Attributes:
+        group: The first of the levels.
+        samples: Number of views V.
+        levels: All of them, of which every view has a parameter.
+    """
+
+    levels: tuple[Group, ...] = ()
+
+
+def judge(measure: Confidence, seen: Seen, levels: tuple[Group, ...]) -> Tensor:
     """Return the confidence (B, V) of each view under a pointwise measure."""
     batch, views = seen.coordinates.shape[:2]
     active = torch.ones(batch, 1, dtype=torch.bool, device=seen.poses.device)
-    said = judged(measure, seen.evidence.reshape(batch, 1, views), Orbit(reflection(), views), active)[:, 0]
+    said = judged(measure, seen.evidence.reshape(batch, 1, views), Scattered(levels[0], views, levels), active)[:, 0]
     return said.masked_fill(~seen.looked, float("-inf"))
 
 

@@ -59,6 +59,7 @@ def from_pretrained(
     levels: Sequence[Group] | None = None,
     device: str = "cpu",
     size: int | None = None,
+    strict: bool = True,
     **options: Any,
 ) -> Pretrained:
     """Return a named model with the search around it, ready to use.
@@ -70,6 +71,7 @@ def from_pretrained(
         levels: Groups to search; the full turn by default.
         device: Where the model should live.
         size: Side of the square that the model sees, in place of its own.
+        strict: Whether a bundle that was fitted for another model is refused; see `ITS.load`.
         **options: Any of `ITS`, such as those of a preset: ``**headtilt.fast()``.
 
     Examples:
@@ -80,7 +82,7 @@ def from_pretrained(
     """
     from headtilt.sources import registry as door
 
-    return wrapped(door.load(spec, device=device, size=size), bundle=bundle, levels=levels, **options)
+    return wrapped(door.load(spec, device=device, size=size), bundle=bundle, levels=levels, strict=strict, **options)
 
 
 def wrapped(
@@ -88,6 +90,7 @@ def wrapped(
     *,
     bundle: str | os.PathLike[str] | None = None,
     levels: Sequence[Group] | None = None,
+    strict: bool = True,
     **options: Any,
 ) -> Pretrained:
     """Return what `from_pretrained` does, for a model that is loaded already."""
@@ -98,7 +101,7 @@ def wrapped(
         given = {**options, **({} if levels is None else {"levels": levels})}
         raise OptionError(f"{', '.join(given)}: these come with the bundle {os.fspath(bundle)}. Leave them out.")
     else:
-        robust = Pretrained.load(bundle, adapted.model)  # type: ignore[assignment]
+        robust = Pretrained.load(bundle, adapted.model, strict=strict)  # type: ignore[assignment]
         _check(robust, adapted, bundle)
     robust.adapted = adapted
     robust.eval()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headtilt.errors import DataError, MissingExtraError, OptionError
-from headtilt.sources.decode import SUFFIXES
+from headtilt.sources.images import NAMED_AS_IMAGES
 
 WHOLE = -1  # the place of an input that is a file of its own
 BROKEN = -2  # the place of an input that could not be listed
@@ -88,7 +88,7 @@ def payloads(inputs: Iterable[Input]) -> Iterator[tuple[Input, bytes | Path | Da
 
 
 def _files(source: str) -> list[Path]:
-    wanted = SUFFIXES | {".parquet", ".tar"}
+    wanted = NAMED_AS_IMAGES | {".parquet", ".tar"}
     path = Path(source).expanduser()
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.suffix.lower() in wanted and file.is_file())
@@ -235,7 +235,7 @@ def _in_tar(path: Path) -> list[Input]:
                 key, ending = base_plus_ext(member.name)
                 if not member.isfile() or key is None:
                     continue
-                picture = Path(member.name).suffix.lower() in SUFFIXES and ending is not None
+                picture = Path(member.name).suffix.lower() in NAMED_AS_IMAGES and ending is not None
                 if picture and samples.get(key) is None:
                     samples[key] = Input(f"{path}#{member.name}", str(path), member.offset_data, member.size)
                 samples.setdefault(key, None)

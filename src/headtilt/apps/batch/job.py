@@ -14,7 +14,7 @@ from threading import Event, Thread
 import torch
 from torch import Tensor
 
-from headtilt.apps.batch.inputs import Input, payloads
+from headtilt.apps.batch.inputs import Input, listed, payloads
 from headtilt.apps.batch.plan import Job, Run, alone, plan, write_rows
 from headtilt.apps.loading import model_fingerprint
 from headtilt.apps.rows import Row, rows_of
@@ -138,10 +138,11 @@ def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None =
         tell: Called with (what, done, total) rows.
     """
     tell = tell or (lambda *_: None)
+    tell("listing the inputs", 0, 1)
+    inputs = listed(job.source, column=job.column, leave_out=job.out)  # before there is a folder for its rows
     robust, adapted = job.wrapped.load()
     with alone(job.out):
-        tell("listing the inputs", 0, 1)
-        run = plan(job, adapted)
+        run = plan(job, adapted, inputs)
         (engine or here)(run, robust, adapted, tell)
         left = run.missing()
     if left:

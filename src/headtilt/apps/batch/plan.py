@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from headtilt.apps.batch.inputs import Input, listed, parquet
+from headtilt.apps.batch.inputs import Input, parquet
 from headtilt.apps.loading import Wrapped, bundle_fingerprint, model_fingerprint
 from headtilt.apps.rows import Row
 from headtilt.errors import DataError, OptionError, at_least
@@ -117,14 +117,14 @@ class Run:
         return total
 
 
-def plan(job: Job, adapted: Adapted) -> Run:
+def plan(job: Job, adapted: Adapted, inputs: list[Input]) -> Run:
     """Return the run of a job, its inputs listed and its manifest written, or read where the folder has one already.
 
     Args:
         job: What to do.
         adapted: Its classifier, which tells its fingerprint.
+        inputs: Of its source.
     """
-    inputs = listed(job.source, column=job.column, leave_out=job.out)
     run = Run(job, len(inputs), model_fingerprint(adapted, job.wrapped.model), bundle_fingerprint(job.wrapped.bundle))
     wanted = {
         "format": FORMAT,

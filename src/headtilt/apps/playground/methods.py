@@ -81,7 +81,9 @@ def digits_stage(tell: Tell | None = None) -> Stage:
     return Stage(adapted, methods, digit_examples(adapted), NOTES)
 
 
-def own_stage(model: str, bundle: Path | None, examples: Path | None, device: str = "cpu") -> Stage:
+def own_stage(
+    model: str, bundle: Path | None, examples: Path | None, device: str = "cpu", *, strict: bool = True
+) -> Stage:
     """Return the stage of a model of one's own, with what was fitted for it where there is a bundle.
 
     Args:
@@ -89,13 +91,14 @@ def own_stage(model: str, bundle: Path | None, examples: Path | None, device: st
         bundle: Folder of a fitted bundle.
         examples: Folder of images to begin with.
         device: Where it should live.
+        strict: See `ITS.load`.
     """
     adapted = door.load(model, device=device)
     methods = unfitted(adapted)
     if bundle is None:
         methods["headtilt, unfitted"] = ITS(adapted.model, [rotation()], padding=adapted.padding)
     else:
-        methods["headtilt"] = ITS.load(bundle, adapted.model).to(device)
+        methods["headtilt"] = ITS.load(bundle, adapted.model, strict=strict).to(device)
     shown = [] if examples is None else _pictures(examples, adapted)
     if not shown:
         noise = torch.zeros(adapted.channels, adapted.size, adapted.size)
