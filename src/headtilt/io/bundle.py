@@ -233,7 +233,7 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
         hidden=_width(stored, tensors["network.1.weight"]),
         per_class=per_class,
     )
-    if stored["poses"] is not None:
+    if stored.get("poses") is not None:
         head.proposals = _proposals(int(stored["poses"]), _under("proposals", tensors))
     head.load_state_dict(tensors)
     return head.eval().requires_grad_(False)
