@@ -250,7 +250,7 @@ def test_progress_reaches_its_end():
     [
         ({"methods": ("magic",)}, "method must be one of vanilla, .*; got 'magic'"),
         ({"perturb": "wobble"}, "perturb must be one of"),
-        ({"mode": "all"}, "mode must be one of 'each', 'run', 'grid'; got 'all'"),
+        ({"mode": "all"}, "mode must be one of 'each', 'run', 'grid', 'paper'; got 'all'"),
         ({"networks": 0}, "networks must be a whole number of at least 1"),
     ],
     ids=str,
