@@ -152,23 +152,31 @@ def fingerprint(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def curvature_by_hand(energy: Sequence[float], group: OneParameterGroup, width: float | None = None) -> np.ndarray:
-    """The group confidence of one orbit, in loops and float64: smooth, second difference, over ‖T_ĝ − T_ĝ²‖²_F."""
+def curvature_by_hand(
+    energy: Sequence[float], group: OneParameterGroup, width: float | None = None, border: str = "straight"
+) -> np.ndarray:
+    """The group confidence of one orbit, in loops and float64: pad, smooth, second difference, over ‖T_ĝ − T_ĝ²‖²_F."""
     values = [float(value) for value in energy]
     count = len(values)
     grid = group.grid(count).tolist()
     step = grid[count // 2 + 1] - grid[count // 2]
     width = max(-group.low, group.high) / 7 if width is None else width
 
-    def at(sequence: Sequence[float], index: int) -> float:
-        return sequence[index % count] if group.periodic else sequence[min(max(index, 0), count - 1)]
+    def at(index: int) -> float:
+        if group.periodic:
+            return values[index % count]
+        if 0 <= index < count:
+            return values[index]
+        end, inner = (0, 1) if index < 0 else (count - 1, count - 2)
+        beyond = 0 if border == "nearest" else abs(index - end)
+        return values[end] + beyond * (values[end] - values[inner])
 
     weights = {offset: math.exp(-0.5 * (offset * step / width) ** 2) for offset in range(-count, count + 1)}
     total = sum(weights.values())
-    smooth = [sum(w / total * at(values, n + offset) for offset, w in weights.items()) for n in range(count)]
+    smooth = {n: sum(w / total * at(n + offset) for offset, w in weights.items()) for n in range(-1, count + 1)}
     generator = group.matrix(torch.tensor(step, dtype=torch.float64)).numpy()
     length = np.linalg.norm(generator - generator @ generator)
-    second = [at(smooth, n + 1) + at(smooth, n - 1) - 2 * smooth[n] for n in range(count)]
+    second = [smooth[n + 1] + smooth[n - 1] - 2 * smooth[n] for n in range(count)]
     return np.array(second) / length**2
 
 

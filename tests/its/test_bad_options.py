@@ -129,7 +129,7 @@ def test_levels_that_are_no_sequence_are_refused(levels, search):
         ({"hypotheses": None}, "hypotheses must be a whole number"),
         (
             {"confidence": "certainty"},
-            "confidence must be one of 'energy', 'bayesian', 'group', 'multilabel' or a callable; got 'certainty'",
+            "confidence must be one of 'energy', .*'group', 'group-nearest' or a callable; got 'certainty'",
         ),
         ({"confidence": 3}, "confidence must be one of"),
         ({"mc_passes": 0}, "mc_passes must be a whole number of at least 1; got 0"),

@@ -113,11 +113,15 @@ def test_names_replace_labels_in_the_description(result, names):
 
 
 def test_the_papers_presets_are_the_papers():
+    """Its grids with both ends, "nearest" padding, acceptance from 0 as in Algorithm 1, class support, M = 50."""
     three, five = ht.paper3(), ht.paper5(mc_passes=10)
-    assert three["levels"] == [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)]
-    assert three["search"] == ht.Tree(samples=17, hypotheses=3, confidence="group")
+    assert three["levels"] == [ht.rotation().paper(), ht.scale(0.25).paper(), ht.shear_x(0.25)]
+    assert [len(set(level.grid(17).tolist())) for level in three["levels"]] == [17] * 3
+    walk = ht.Tree(samples=17, hypotheses=3, confidence="group-nearest", accept="zero", ranking="support")
+    assert three["search"] == walk
     assert three["mc_passes"] == 50
-    assert five["levels"] == [*three["levels"], ht.rotation(), ht.scale(0.25)]
+    assert three["gate"] is None
+    assert five["levels"] == [*three["levels"], ht.rotation().paper(), ht.scale(0.25).paper()]
     assert five["mc_passes"] == 10
 
 
@@ -128,26 +132,27 @@ def test_presets_are_fresh_each_time(net):
 
 
 GOLDEN_LOGITS = [
-    [0.2367, 0.7091, 4.4167, 4.6888, -2.029],
-    [0.122, -0.0888, 2.8135, 3.4133, -1.1652],
+    [0.3484, 0.087, 4.1367, 4.5015, -1.7244],
+    [0.1206, -0.1338, 2.387, 3.0245, -0.3611],
     [0.3051, 1.09, 0.746, 0.6633, -0.0589],
-    [1.474, 0.833, 1.0759, 0.9166, 3.593],
+    [1.6155, 1.4856, 1.7776, 0.7336, 3.8038],
     [0.6703, -0.0279, 0.3014, 0.0497, 2.5114],
 ]
 GOLDEN_CHOSEN = [
     [[4, 11, 10], [14, 6, 2], [15, 8, 13], [14, 1, 8], [15, 10, 5]],
-    [[25, 16, 41], [37, 19, 36], [41, 0, 24], [17, 0, 50], [21, 0, 39]],
-    [[26, 9, 39], [17, 9, 8], [8, 26, 42], [25, 9, 41], [9, 28, 45]],
+    [[18, 41, 9], [37, 18, 36], [41, 24, 7], [4, 32, 35], [21, 39, 0]],
+    [[45, 1, 22], [19, 9, 8], [8, 25, 42], [7, 25, 47], [9, 45, 28]],
 ]
 GOLDEN_WORDS = (
-    "rotation −127.1°, scale 1.33 → label 4 (75.0%), 113 views\n"
-    "  rival: rotation +148.2°, scale 1.33, shear −0.03 → label 3, confidence 58.3\n"
-    "  rival: scale 0.75, shear +0.03 → label 0, confidence 22.3"
+    "rotation −127.1°, scale 1.15, shear +0.03 → label 4 (72.0%), 113 views\n"
+    "  rival: rotation +148.2°, scale 0.78 → label 3, confidence 31.7\n"
+    "  rival: scale 1.29, shear −0.16 → label 2, confidence 26.9"
 )
 
 
 def golden():
-    return {**ht.paper3(mc_passes=10), "padding": "zeros"}
+    levels = [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)]
+    return {"levels": levels, "search": ht.Tree(), "mc_passes": 10, "padding": "zeros"}
 
 
 def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
@@ -163,7 +168,12 @@ def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):
 def test_ranked_by_energy_the_fixed_network_chooses_the_same_views_and_answers_with_others(net, images):
     result = ungated(net, **golden()).search(images)
     assert [level.chosen.tolist() for level in result.trace] == GOLDEN_CHOSEN
-    assert result.labels.tolist() == [3, 3, 2, 4, 3]
+    assert result.labels.tolist() == [3, 3, 0, 4, 3]
+
+
+def test_by_the_printed_rules_the_fixed_network_answers_by_class_support(net, images):
+    result = ungated(net, **ht.paper3(10), padding="zeros").search(images)
+    assert result.labels.tolist() == [3, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("batched", [True, False])

@@ -56,7 +56,7 @@ every_confidence = pytest.mark.parametrize("confidence", ["energy", "group"])
 @every_confidence
 def test_with_one_hypothesis_the_walk_is_algorithm_1(confidence, start):
     compared, moved = 0, 0
-    for seed in range(60):
+    for seed in range(90):
         expected, stayed = algorithm_1(surface(seed), LEVELS, 7, confidence, start)
         if not stayed:
             assert_close(searched(seed, confidence, start, LEVELS), expected, rtol=0, atol=1e-9)

@@ -221,18 +221,45 @@ def test_without_wrapping_the_roll_would_be_seen():
 
 
 @bounded
-def test_the_other_groups_repeat_their_end_values(group):
-    """One hot sample beside an end: what would lie beyond the end is that end's own value again."""
-    samples, width = 9, 1e-3 * group.reach
-    generator = group.generator(samples)
-    length = float(torch.linalg.matrix_norm(generator - generator @ generator)) ** 2
-    first, last = torch.eye(samples, dtype=torch.float64)[[0, -1]]
-    assert_close(
-        group_confidence(first, group, width)[:3] * length, torch.tensor([-1.0, 1, 0]).double(), rtol=0, atol=1e-9
-    )
-    assert_close(
-        group_confidence(last, group, width)[-3:] * length, torch.tensor([0.0, 1, -1]).double(), rtol=0, atol=1e-9
-    )
+@pytest.mark.parametrize("samples", [3, 9, 17])
+@pytest.mark.parametrize("share", [None, 0.02, 0.5])
+def test_a_linear_energy_scores_nothing_anywhere_also_at_its_ends(group, samples, share):
+    """Whichever way it slopes: falling towards an end is no valley."""
+    width = None if share is None else share * group.reach
+    scale = float(curvature_operator(group, samples, width).abs().max())
+    for slope in (2.0, -2.0):
+        energy = slope * torch.arange(samples, dtype=torch.float64) + 5
+        assert float(group_confidence(energy, group, width).abs().max()) < 1e-9 * samples * scale
+
+
+@bounded
+def test_with_the_paper_padding_a_falling_energy_has_a_kink_at_its_end(group):
+    """Half a kernel's height of the slope, where padding twice would have given the slope's larger half."""
+    energy = -torch.arange(17, dtype=torch.float64)
+    found = measures.group(evidence_of(energy), Orbit(group, 17), border="nearest")
+    expected = torch.from_numpy(curvature_by_hand(energy.tolist(), group, border="nearest"))
+    assert_close(found, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
+    assert int(found.argmax()) == 16
+    named = MEASURES["group-nearest"](evidence_of(energy), Orbit(group, 17))
+    assert torch.equal(named, found)
+
+
+def test_what_lies_beyond_a_full_turn_does_not_depend_on_the_border():
+    straight, nearest = (curvature_operator(ht.rotation(), 17, border=border) for border in ("straight", "nearest"))
+    assert torch.equal(straight, nearest)
+
+
+def test_an_unknown_border_is_refused():
+    with pytest.raises(ht.OptionError, match="border must be one of"):
+        curvature_operator(ht.scale(), 9, border="mirror")
+
+
+@bounded
+def test_an_end_of_an_orbit_wins_only_where_the_energy_is_curved_beside_it(group):
+    """A noisy ramp with a valley in the middle: before, one of the ends had the highest score."""
+    place = torch.linspace(-1, 1, 17, dtype=torch.float64)
+    energy = -6 * place - torch.exp(-20 * place**2)
+    assert int(group_confidence(energy, group).argmax()) == 8
 
 
 @bounded
@@ -350,5 +377,8 @@ def test_names_and_callables_resolve_to_measures():
         assert torch.equal(resolve(name)(evidence, orbit), measure(evidence, orbit))
     wide = resolve("group", 1.0)(evidence, orbit)
     assert torch.equal(wide, measures.group(evidence, orbit, width=1.0))
+    bounded_orbit = Orbit(ht.scale(), 9)
+    nearest = resolve("group-nearest", 0.1)(evidence, bounded_orbit)
+    assert torch.equal(nearest, measures.group(evidence, bounded_orbit, width=0.1, border="nearest"))
     assert resolve(measures.energy) is measures.energy
-    assert set(MEASURES) == {"energy", "bayesian", "group", "multilabel"}
+    assert set(MEASURES) == {"energy", "bayesian", "group", "group-nearest", "multilabel"}

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from headtilt.cli.app import Device, Seed, app, progress
+from headtilt.cli.app import Device, Seed, app, command, progress
 from headtilt.cli.options import EXIT_CODES, Batch, Bundle, Files, Levels, Preset, Size, Spec, Strict, opened_model
 from headtilt.errors import DataError, OptionError, one_of
 
@@ -198,6 +198,7 @@ def fit(
     from headtilt.apps.fitting import Fitting
     from headtilt.calibration.head import HeadRecipe
     from headtilt.calibration.head import thorough as patient
+    from headtilt.paper.experiments.report import note_origin
 
     one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
     one_of("preset", preset, ("accurate", "fast"))
@@ -217,6 +218,7 @@ def fit(
     with progress(silent=True) as tell:
         fitting.run(robust, read, tell)
     robust.save(out)
+    note_origin(out, command())
     _print_verdict(console, robust.report)
     console.print(f"[dim]wrote[/dim] {escape(str(out))}")
     for sentence in broken:

@@ -11,18 +11,22 @@ from rich.console import Console
 from rich.markup import escape
 
 from headtilt.cli.app import Data, Device, app, command, progress
-from headtilt.errors import HeadtiltError
+from headtilt.errors import HeadtiltError, OptionError
+
+MORE = 75  # exit code: there is more to do (EX_TEMPFAIL of sysexits.h)
 
 
 @app.command(
     epilog="[dim]$[/dim] headtilt reproduce table1 --device cuda\n\n"
     "[dim]$[/dim] headtilt reproduce all --quick --out quick\n\n"
+    "[dim]$[/dim] headtilt reproduce all --device cuda --minutes 8\n\n"
+    "[dim]$[/dim] headtilt reproduce --check --out results\n\n"
     "[dim]$[/dim] headtilt reproduce siscore --model hf:google/vit-base-patch16-224\n\n"
     "Items: table1, confidence, rotated-mnist, reconstructions, change-of-mind, siscore, runtime, hyperparameters, "
     "markov, order, examples. Interrupted, a run goes on where it stopped when the same command is given again."
 )
 def reproduce(
-    name: Annotated[str, typer.Argument(help="An item, or all of them: all.")],
+    name: Annotated[str | None, typer.Argument(help="An item, or all of them: all.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: minutes on two cores.")] = False,
     device: Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for NAME.json and NAME.png.")] = Path("results"),
@@ -32,11 +36,23 @@ def reproduce(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Classifier for siscore and examples: hf:NAME, …")] = None,
     redraw: Annotated[bool, typer.Option("--redraw", help="Draw the figures again from stored numbers.")] = False,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Stop after so many and exit with 75; the same command goes on. Skips what is done."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="List the stored files in --out that today's code could not have written.")
+    ] = False,
 ) -> None:
     """Reproduce a table, figure or example of the paper: its numbers as JSON, its figure as PNG."""
+    if check:
+        _check(out)
+        return
+    if name is None:
+        raise OptionError("NAME must be an item or all. Or give --check.")
     from headtilt.paper.experiments import reproduce as items
     from headtilt.paper.experiments.report import calm_threads, resolve_device
-    from headtilt.paper.experiments.reproduce.study import Study
+    from headtilt.paper.experiments.reproduce.study import Study, UnfinishedError, done
     from headtilt.paper.experiments.reproduce.study import redraw as draw_again
     from headtilt.paper.experiments.reproduce.study import reproduce as run
 
@@ -45,15 +61,21 @@ def reproduce(
     where = resolve_device(device)
     names = None if datasets is None else tuple(part.strip() for part in datasets.split(",") if part.strip())
     aside, failed = Console(stderr=True, highlight=False, soft_wrap=True), 0
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     for item in chosen:
         start = time.perf_counter()
+        if until is not None and done(item, Study(out, quick, where, data, names, model)):
+            continue
         try:
             if redraw:
                 paths = draw_again(item, out)
             else:
                 with progress() as tell:
-                    study = Study(out, quick, where, data, names, model, progress=tell, command=command())
+                    study = Study(out, quick, where, data, names, model, progress=tell, command=command(), until=until)
                     paths = run(item, study)
+        except UnfinishedError as error:
+            aside.print(f"[yellow]{item.NAME}[/yellow] {escape(str(error))} Give the same command again.")
+            raise typer.Exit(MORE) from error
         except HeadtiltError as error:
             if len(chosen) == 1:
                 raise
@@ -64,3 +86,37 @@ def reproduce(
         aside.print(f"[bold]{item.NAME}[/bold] [dim]{time.perf_counter() - start:.0f} s, wrote[/dim] {files}")
     if failed:
         raise typer.Exit(2)
+
+
+def _check(folder: Path) -> None:
+    """Print which stored files are stale and why, and exit with 1 where some are."""
+    from headtilt.paper.experiments.stale import older, stale
+
+    if not folder.is_dir():
+        raise OptionError(f"out must be a folder of stored results for --check; {folder} is not there.")
+    console = Console(highlight=False, soft_wrap=True)
+    found = stale(folder, _refusal)
+    for file, why in found.items():
+        console.print(f"[red]{escape(file)}[/red]: {escape(' '.join(why))}")
+    for file, rooms in older(folder).items():
+        if file not in found:
+            console.print(f"[yellow]{escape(file)}[/yellow]: changed since: {escape(', '.join(rooms))}.")
+    files = len(list(folder.glob("*.json")))
+    console.print(f"{len(found)} of {files} stored files are stale.")
+    if found:
+        raise typer.Exit(1)
+
+
+def _refusal(words: list[str]) -> str | None:
+    """Return why the command line refuses these words, without running anything; None where it takes them."""
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    if not words or words[0] not in commands:
+        return f"there is no command {' '.join(words[:1])!r}."
+    usage_error: type[Exception] = typer.BadParameter.__mro__[
+        1
+    ]  # typer carries its own click, or uses the installed one
+    try:
+        commands[words[0]].make_context(words[0], words[1:])
+    except usage_error as error:
+        return str(getattr(error, "message", error))
+    return None

@@ -77,7 +77,10 @@ def evaluate(
     data: Data = None,
     split: Annotated[str, typer.Option(help="test, or validation for choosing.")] = "test",
     mode: Annotated[
-        str, typer.Option(help="A tilt for each image, one per run, or from a grid: each, run, grid.")
+        str,
+        typer.Option(
+            help="A tilt for each image, one per run, or from a grid, ours or the paper's: each, run, grid, paper."
+        ),
     ] = "each",
     fit_images: Annotated[int, typer.Option(min=8, help="Most unlabelled upright images to fit on.")] = 6000,
     thorough: Annotated[bool, typer.Option("--thorough", help="Fit wider heads, with eight times the looks.")] = False,
@@ -87,6 +90,9 @@ def evaluate(
     batch: Annotated[int, typer.Option(min=1, help="Images per call of a method.")] = 500,
     jobs: Annotated[int, typer.Option(min=1, help="Networks of the zoo measured at a time, in processes.")] = 1,
     curve: Annotated[bool, typer.Option("--curve", help="Also measure accuracy at 24 angles.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Of the JSON file in --out, without its ending; no pictures then.")
+    ] = None,
 ) -> None:
     """Compare methods on the same images in four conditions: accuracy, pose errors, views, speed.
 
@@ -97,12 +103,14 @@ def evaluate(
 
     from headtilt.calibration.head import HeadRecipe
     from headtilt.calibration.head import thorough as patient
-    from headtilt.errors import one_of
+    from headtilt.errors import OptionError, one_of
     from headtilt.paper.experiments.evaluate import Evaluation
     from headtilt.paper.experiments.own import own
     from headtilt.paper.experiments.report import resolve_device
 
     one_of("split", split, ("test", "validation"))
+    if name is not None and (out is None or Path(name).name != name):
+        raise OptionError(f"name must be a plain file name, and needs --out for its folder; got {name!r}.")
     where = resolve_device(device)
     recipe = patient() if thorough else HeadRecipe()
     names = [name.strip() for name in method.split(",") if name.strip()]
@@ -127,10 +135,10 @@ def evaluate(
         angles=tuple(-177.5 + 15 * step for step in range(24)) if curve else (),
         **own(dataset, model, split=split, size=size, device=where, folders=data),
     )
-    _evaluate(evaluation, as_json, out)
+    _evaluate(evaluation, as_json, out, name)
 
 
-def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
+def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None, name: str | None) -> None:
     """Run an evaluation, write what is asked for, and print JSON or the table."""
     from headtilt.paper.experiments import report as reports
     from headtilt.paper.experiments.own import notes
@@ -140,6 +148,8 @@ def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
     with progress() as tell:
         found = evaluation.run(tell)
     found["notes"] = notes(evaluation)
+    if evaluation.bundle is not None:
+        found["bundle"] = reports.origin_of(evaluation.bundle)
     if as_json:
         sys.stdout.write(reports.to_json(found) + "\n")
     else:
@@ -148,7 +158,7 @@ def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None) -> None:
     for note in found["notes"]:
         aside.print(f"[yellow]note:[/yellow] {escape(note)}")
     if out is not None:
-        for path in reports.write(out, {**found, **reports.metadata(command())}):
+        for path in reports.write(out, {**found, **reports.metadata(command())}, name):
             aside.print(f"[dim]wrote[/dim] {escape(str(path))}")
 
 

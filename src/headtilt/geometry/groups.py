@@ -92,9 +92,15 @@ class OneParameterGroup:
 
     def generator(self, n: int) -> Tensor:
         """Return ĝ (3, 3), the step of the grid of n samples; for uneven grids the first step from the identity."""
+        return self.matrix(torch.tensor(self.step(n), dtype=torch.float64))
+
+    def step(self, n: int) -> float:
+        """Return the parameter of `generator(n)`: that of the first sample after the identity."""
         if n < 3:
             raise OptionError(f"n must be at least 3 for {self.name} to have a generating step; got {n}.")
-        return self.matrix(self.grid(n)[n // 2 + 1])
+        if self.periodic:
+            return (self.high - self.low) / n
+        return math.log1p(math.expm1(self.high) / (n // 2)) if self.spacing == "factor" else self.high / (n // 2)
 
     def orbit(self, n: int) -> Tensor:
         """Return the n matrices of the grid as (n, 3, 3), float64."""

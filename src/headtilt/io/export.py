@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,7 +19,6 @@ from headtilt.calibration.balance import Balance
 from headtilt.calibration.gate import CautiousGate, Gate
 from headtilt.calibration.head import OrbitHead
 from headtilt.errors import MissingExtraError, ModelError, OptionError
-from headtilt.geometry.groups import OneParameterGroup
 from headtilt.geometry.warp import Interpolation, Padding, warp
 from headtilt.model.evidence import Calibrator, Evidence
 from headtilt.model.outputs import logits_in, two_classes
@@ -27,11 +26,8 @@ from headtilt.model.predictor import Predictor
 from headtilt.model.state import undisturbed
 from headtilt.model.taps import taps
 from headtilt.result import own_shape
-from headtilt.search.confidence import Orbit, curvature_operator
-from headtilt.search.joint import Joint
 from headtilt.search.plan import Plan, name_of
 from headtilt.search.run import Readout, run
-from headtilt.search.tree import Tree
 
 OUTPUTS = ("logits", "pose", "gated")
 OPSET = 20  # the first whose GridSample knows what grid_sample knows
@@ -64,7 +60,7 @@ class Graph(nn.Module):
         super().__init__()
         refuse(predictor, plan, calibrator, gate)
         self.predictor, self.readout = predictor, readout
-        self.plan = measured_once(cast(Tree | Joint, plan))
+        self.plan = plan
         self.padding, self.interpolation = padding, interpolation
         self.model, self.calibrator, self.gate = predictor.model, calibrator, gate
 
@@ -91,25 +87,6 @@ class Graph(nn.Module):
             logits = logits_in(self.predictor.model(views), self.predictor.output_key)
         features = torch.cat([tap[0] for tap in read], dim=1) if read else None
         return Evidence(two_classes(logits if logits.dtype == torch.float64 else logits.float()), features)
-
-
-def measured_once(plan: Tree | Joint) -> Tree | Joint:
-    """Return the plan with its curvature operators worked out, since they take more than a graph can hold."""
-    if not isinstance(plan, Tree) or plan.confidence != "group":
-        return plan
-    counts = {group: len(group.grid(plan.samples)) for group in plan.levels}
-    operators = {
-        group: curvature_operator(group, count, plan.width).T.tolist()
-        for group, count in counts.items()
-        if isinstance(group, OneParameterGroup)
-    }
-
-    def curvature(evidence: Evidence, orbit: Orbit) -> Tensor:
-        if orbit.group not in operators:
-            return -evidence.energy
-        return evidence.energy @ torch.tensor(operators[orbit.group]).to(evidence.energy)
-
-    return replace(plan, confidence=curvature)
 
 
 def refuse(predictor: Predictor, plan: Plan, calibrator: object, gate: object) -> None:
@@ -193,7 +170,7 @@ def metadata(graph: Graph, shape: Sequence[int], labels: Sequence[str] | None) -
     options |= {
         "search": name_of(graph.plan),
         "levels": [group.name for group in graph.plan.levels],
-        "confidence": "group" if callable(graph.plan.confidence) else graph.plan.confidence,
+        "confidence": graph.plan.confidence,
         "readout": graph.readout,
         "padding": graph.padding,
         "interpolation": graph.interpolation,

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from headtilt.errors import one_of
 from headtilt.io.weights import save_tensors
 from headtilt.paper.data import load as load_data
-from headtilt.paper.train import RECIPES, Augment, Progress, Recipe, train
+from headtilt.paper.train import NOTEBOOK, RECIPES, Augment, Progress, Recipe, Standardised, train
 from headtilt.sources.fetch import cache_folder
-from headtilt.sources.zoo import empty, parse, stored
+from headtilt.sources.zoo import SHAPES, empty, parse, stored
 
 
 def load(
@@ -32,6 +33,44 @@ def load(
     """
     name, seed = parse(spec)
     return kept(f"{name}-{seed}", empty(name), lambda: fresh(name, seed, device, folders, progress=progress), device)
+
+
+def load_notebook(
+    spec: str,
+    *,
+    device: str | torch.device = "cpu",
+    folders: list[Path] | None = None,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Return the network of a spec trained as the authors' notebook does, in eval mode: cached, or trained now.
+
+    Args:
+        spec: "mnist", "fashion-mnist" or "gtsrb", with ":SEED" for a certain one.
+        device: Where it should live, and be trained if it must be.
+        folders: Where to look for training data.
+        progress: Called while training.
+    """
+    name, seed = parse(spec)
+    one_of("spec", name, NOTEBOOK)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Standardised(empty(name), SHAPES[name].channels)
+    stem = f"{name}-notebook-{seed}"
+
+    def make() -> nn.Module:
+        data = load_data(name, "train", folders=folders)
+        return train(
+            network.measure(data.images),
+            data.images,
+            data.labels,
+            NOTEBOOK[name],
+            seed=seed,
+            device=device,
+            checkpoint=cache_folder() / "zoo" / f".{stem}.partial.safetensors",
+            progress=progress,
+        )
+
+    return kept(stem, network, make, device)
 
 
 def kept(stem: str, network: nn.Module, make: Callable[[], nn.Module], device: str | torch.device) -> nn.Module:

@@ -11,18 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from headtilt.errors import OptionError, positive
+from headtilt.errors import OptionError, one_of, positive
 from headtilt.geometry.groups import FiniteGroup, Group, OneParameterGroup
 from headtilt.model.evidence import Evidence
 
 # In the group's own units, as a share of its reach: about 26° of a full turn (20° to 30° is best on rotated MNIST).
 SMOOTHING_SHARE = 1 / 7
+Border = Literal["straight", "nearest"]
+BORDERS = ("straight", "nearest")
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def multilabel(evidence: Evidence, orbit: Orbit) -> Tensor:  # noqa: ARG001
     return F.softplus(evidence.logits).sum(-1)
 
 
-def group(evidence: Evidence, orbit: Orbit, *, width: float | None = None) -> Tensor:
+def group(evidence: Evidence, orbit: Orbit, *, width: float | None = None, border: Border = "straight") -> Tensor:
     """Return the curvature of the smoothed energy along the orbit (…, N); eq. 7 and theorem "Group Confidence".
 
     Args:
@@ -70,36 +75,80 @@ def group(evidence: Evidence, orbit: Orbit, *, width: float | None = None) -> Te
         orbit: The group and its number of samples.
         width: Standard deviation of the Gaussian in the group's own units (radians, shear, …; log-factor for scale);
             None takes a seventh of the group's reach.
+        border: See `curvature_operator`.
 
     On the finite reflection group, where no curvature exists, this is the negative energy.
     """
     if isinstance(orbit.group, FiniteGroup):
         return -evidence.energy
-    operator = curvature_operator(orbit.group, orbit.samples, width)
+    operator = curvature_operator(orbit.group, orbit.samples, width, border)
     return evidence.energy @ operator.T.to(evidence.energy)
 
 
-def curvature_operator(group: OneParameterGroup, samples: int, width: float | None = None) -> Tensor:
+def curvature_operator(
+    group: OneParameterGroup, samples: int, width: float | None = None, border: Border = "straight"
+) -> Tensor:
     """Return the (N, N) matrix that smooths along the orbit and takes the second difference over ‖T_ĝ − T_ĝ²‖²_F.
 
-    Periodic groups wrap around; the others repeat their end values ("nearest"), which flattens the curvature there.
+    The energy is padded once, smoothed at the positions −1 … N, and then differenced.
+
+    Args:
+        group: Periodic ones wrap around, whatever the border.
+        samples: Number of samples N along the orbit.
+        width: See `group`.
+        border: What lies beyond the ends of an orbit. "straight" goes on along the line through the last two samples,
+            so that an energy without curvature scores 0 everywhere. "nearest" repeats the last sample, as the paper
+            does: an energy that falls towards an end then has a kink there, which scores like a shallow valley.
     """
     if width is not None:
         positive("width", width)
     check_curvature(samples)
-    parameters = group.grid(samples)
-    step = float(parameters[samples // 2 + 1])
-    radius = samples
-    offsets = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    one_of("border", border, BORDERS)
+    return torch.tensor(_curvature(group, samples, width, border), dtype=torch.float64)
+
+
+@lru_cache(maxsize=256)
+def _curvature(
+    group: OneParameterGroup, samples: int, width: float | None, border: Border
+) -> tuple[tuple[float, ...], ...]:
+    """Return the rows of `curvature_operator`.
+
+    Plain numbers, worked out by numpy: a graph that is being traced holds neither tensors from outside of it nor the
+    loops that make these.
+    """
+    step = group.step(samples)
     deviation = (width if width is not None else group.reach * SMOOTHING_SHARE) / step
-    kernel = torch.softmax(-0.5 * (offsets / deviation) ** 2, dim=0)
-    smooth = _along_orbit(samples, offsets, kernel, group.periodic)
-    second = _along_orbit(
-        samples, torch.arange(-1, 2), torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64), group.periodic
-    )
-    generator = group.generator(samples)
-    length = torch.linalg.matrix_norm(generator - generator @ generator)
-    return second @ smooth / length**2
+    offsets = np.arange(-samples, samples + 1)
+    weights = np.exp(-0.5 * (offsets / deviation) ** 2)
+    padded = _padding(samples, samples + 1, group.periodic, border)
+    smooth = np.lib.stride_tricks.sliding_window_view(padded, len(offsets), axis=0) @ (weights / weights.sum())
+    second = smooth[:-2] - 2 * smooth[1:-1] + smooth[2:]
+    generator = _exponential(step * np.array(group.algebra))
+    length = np.linalg.norm(generator - generator @ generator)
+    return tuple(map(tuple, (second / length**2).tolist()))
+
+
+def _padding(samples: int, beyond: int, periodic: bool, border: Border) -> NDArray[np.float64]:
+    """Return the matrix (N + 2 · beyond, N) that pads an orbit at both ends."""
+    place = np.arange(-beyond, samples + beyond)
+    identity = np.eye(samples)
+    if periodic:
+        return identity[place % samples]
+    end = place.clip(0, samples - 1)
+    if border == "nearest":
+        return identity[end]
+    # The line through an end and its neighbour, as far beyond the end as the place is.
+    inner = np.where(end == 0, 1, samples - 2)
+    return identity[end] + np.abs(place - end)[:, None] * (identity[end] - identity[inner])
+
+
+def _exponential(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return exp of a small matrix (3, 3), by its series."""
+    term = total = np.eye(3)
+    for order in range(1, 40):
+        term = term @ matrix / order
+        total = total + term
+    return total
 
 
 def check_curvature(samples: int) -> None:
@@ -108,14 +157,14 @@ def check_curvature(samples: int) -> None:
         raise OptionError(f"samples must be at least 3 for group confidence, which is a curvature; got {samples}.")
 
 
-def _along_orbit(samples: int, offsets: Tensor, weights: Tensor, periodic: bool) -> Tensor:
-    """Return the (N, N) matrix of the correlation Σ_o weights[o] · value[n + o] with wrapped or repeated ends."""
-    reached = torch.arange(samples)[:, None] + offsets.long()
-    column = reached % samples if periodic else reached.clamp(0, samples - 1)
-    return torch.zeros(samples, samples, dtype=torch.float64).scatter_add_(1, column, weights.expand(samples, -1))
-
-
-MEASURES: dict[str, Confidence] = {"energy": energy, "bayesian": bayesian, "group": group, "multilabel": multilabel}
+# The group confidence, and the same with the paper's padding, to reproduce it.
+CURVATURES: dict[str, Border] = {"group": "straight", "group-nearest": "nearest"}
+MEASURES: dict[str, Confidence] = {
+    "energy": energy,
+    "bayesian": bayesian,
+    "multilabel": multilabel,
+    **{name: partial(group, border=border) for name, border in CURVATURES.items()},
+}
 
 
 def resolve(confidence: str | Confidence, width: float | None = None) -> Confidence:
@@ -125,4 +174,11 @@ def resolve(confidence: str | Confidence, width: float | None = None) -> Confide
     if not isinstance(confidence, str) or confidence not in MEASURES:
         names = ", ".join(map(repr, MEASURES))
         raise OptionError(f"confidence must be one of {names} or a callable; got {confidence!r}.")
-    return partial(group, width=width) if confidence == "group" else MEASURES[confidence]
+    return (
+        partial(group, width=width, border=CURVATURES[confidence]) if is_curvature(confidence) else MEASURES[confidence]
+    )
+
+
+def is_curvature(confidence: str | Confidence) -> bool:
+    """Return whether a measure of that name is a group confidence, whose values differ in scale from group to group."""
+    return isinstance(confidence, str) and confidence in CURVATURES

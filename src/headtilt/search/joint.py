@@ -18,7 +18,7 @@ from headtilt.errors import OptionError, at_least, is_number
 from headtilt.geometry.groups import Group, check_levels
 from headtilt.model.evidence import Evaluate, Evidence, concatenate
 from headtilt.model.predictor import everywhere
-from headtilt.search.confidence import MEASURES, Confidence, Orbit, resolve
+from headtilt.search.confidence import Confidence, Orbit, is_curvature, resolve
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture, near_identity
 from headtilt.search.lattice import covering, difference, elements, first_step, matrices, wrap
 from headtilt.search.tree import judged, select
@@ -150,7 +150,7 @@ class Seen:
 
 def check_pointwise(confidence: str | Confidence) -> None:
     """Raise `OptionError` for the group confidence, which needs an orbit."""
-    if confidence == "group" or getattr(confidence, "func", confidence) is MEASURES["group"]:
+    if is_curvature(confidence):
         raise OptionError(
             'confidence must be "energy", "bayesian" or a callable here; "group" needs orbits. Use search="tree".'
         )

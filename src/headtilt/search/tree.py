@@ -13,7 +13,7 @@ from headtilt.errors import OptionError, at_least, checked_seed, one_of, positiv
 from headtilt.geometry.groups import Group, OneParameterGroup, check_levels, identity_index
 from headtilt.model.evidence import Evaluate, Evidence
 from headtilt.model.predictor import everywhere
-from headtilt.search.confidence import Confidence, Orbit, check_curvature, resolve
+from headtilt.search.confidence import Confidence, Orbit, check_curvature, is_curvature, resolve
 from headtilt.search.found import Beam, Found, LevelTrace, Posture, near_identity
 
 RANKINGS = ("energy", "last", "accumulated", "support")
@@ -63,7 +63,7 @@ class Tree:
         if self.accept is not None:
             one_of("accept", self.accept, ("identity", "zero"))
         if self.ranking is None:
-            object.__setattr__(self, "ranking", "energy" if self.confidence == "group" else "last")
+            object.__setattr__(self, "ranking", "energy" if is_curvature(self.confidence) else "last")
         one_of("ranking", self.ranking, RANKINGS)
         one_of("traversal", self.traversal, ("greedy", "boltzmann"))
         positive("temperature", self.temperature)
@@ -71,7 +71,7 @@ class Tree:
             positive("width", self.width)
         object.__setattr__(self, "seed", checked_seed(self.seed))
         resolve(self.confidence)
-        if self.confidence == "group" and any(isinstance(group, OneParameterGroup) for group in self.levels):
+        if is_curvature(self.confidence) and any(isinstance(group, OneParameterGroup) for group in self.levels):
             check_curvature(self.samples)
 
     @property

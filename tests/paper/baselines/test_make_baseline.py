@@ -11,7 +11,7 @@ from headtilt.geometry.warp import warp
 from headtilt.paper.baselines import NAMES, Canonicaliser, make
 from headtilt.sources.zoo.cnn import LargeCNN, SmallCNN
 
-CANONICALISERS = ("stn", "icstn", "dtn", "etn", "etn-cut")
+CANONICALISERS = ("stn", "icstn", "dtn", "etn", "etn-cut", "etn-official")
 CASES = [(name, 9, 1, 28) for name in NAMES] + [(name, 43, 3, 32) for name in CANONICALISERS]
 
 

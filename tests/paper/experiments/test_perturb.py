@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.geometry.groups import invert, quarter_turns
+from headtilt.geometry.groups import decompose, invert, quarter_turns
 from headtilt.paper.data import Dataset
 from headtilt.paper.data.perturb import (
     Schedule,
     angles_left,
     cropped_transforms,
     derived_seed,
+    distances,
     draw,
     draw_nearly,
     draw_quarters,
+    expected_spread,
+    mini_batches,
     perturb_dataset,
     pose_errors,
     quarters_found,
@@ -127,7 +130,7 @@ def test_every_named_perturbation_can_be_undone_by_what_is_searched(name):
 def test_perturbations_and_modes_that_mean_nothing_are_refused():
     with pytest.raises(ht.OptionError, match=r"perturb must be one of .*'affine'.*; got 'wobble'"):
         draw("wobble", 3)
-    with pytest.raises(ht.OptionError, match="mode must be one of 'each', 'run', 'grid'; got 'all'"):
+    with pytest.raises(ht.OptionError, match="mode must be one of 'each', 'run', 'grid', 'paper'; got 'all'"):
         draw("affine", 3, mode="all")
     with pytest.raises(ht.OptionError, match="transforms must be one per image; got 2 for 3"):
         perturb_dataset(white(3, 8, 8), EYE.expand(2, 3, 3))
@@ -212,15 +215,15 @@ def test_an_angle_that_is_left_over_is_found_whatever_else_was_done():
     assert pose_errors(truth @ extra, truth)["angle_error_deg"] == pytest.approx(17, abs=1e-6)
 
 
-def test_the_frobenius_distance_is_the_mean_per_image_and_partial_batches_are_dropped():
+def test_the_frobenius_distance_is_the_mean_per_image_and_the_norm_of_what_128_images_are_off_by():
     truth = EYE.expand(300, 3, 3).clone()
     estimate = truth.clone()
-    estimate[:256, 0, 2] = 0.5
-    estimate[256:, 0, 2] = 100.0  # 44 images that fill no batch of 128
+    estimate[:200, 0, 2] = 0.5
+    estimate[200:, 0, 2] = 1.0
     found = pose_errors(estimate, truth)
-    assert found["frobenius"] == pytest.approx((256 * 0.5 + 44 * 100) / 300)
-    assert found["frobenius_batch128"] == pytest.approx(0.5 * math.sqrt(128))
-    assert pose_errors(estimate[:127], truth[:127])["frobenius_batch128"] is None
+    assert found["frobenius"] == pytest.approx((200 * 0.5 + 100) / 300)
+    assert found["frobenius_batch128"] == pytest.approx(math.sqrt(128 * (200 * 0.25 + 100) / 300))
+    assert pose_errors(estimate[:27], truth[:27])["frobenius_batch128"] == pytest.approx(0.5 * math.sqrt(128))
 
 
 def test_an_angle_left_over_is_measured_for_each_image():
@@ -350,3 +353,43 @@ def test_the_transforms_of_cropped_images_are_in_their_own_coordinates(side, cro
     middle = (..., slice(6, 10), slice(6, 10))
     assert_close(again[middle], moved[middle], rtol=0, atol=1e-4)
     assert cropped_transforms(truth, side, side, None) is truth
+
+
+# --- the protocol of table 1 ------------------------------------------------------------------------------------------
+
+
+def test_the_papers_protocol_draws_for_each_image_from_the_grid_with_both_ends():
+    drawn = draw("rotation", 4000, seed=0, mode="paper")
+    degrees = decompose(drawn.double()).rotation.rad2deg()
+    assert sorted(set(degrees.round(decimals=2).tolist())) == pytest.approx([22.5 * k for k in range(-7, 9)], abs=0.01)
+    # −180° and 180° are two of its seventeen points.
+    share = float((degrees.abs() > 179).double().mean())
+    assert share == pytest.approx(2 / 17, abs=0.02)
+    factors = decompose(draw("scale", 4000, seed=0, mode="paper").double()).scale
+    assert sorted(set((32 * factors).round().tolist())) == list(range(24, 41))
+
+
+@pytest.mark.parametrize(("images", "mean", "std"), [(3991, 23.03, 2.48), (5000, 23.03, 2.80)])
+def test_the_identity_is_as_far_off_as_table_1_says(images, mean, std):
+    found = []
+    for seed in range(5):
+        truth = draw("affine", images, seed=seed, mode="paper")
+        distance = distances(EYE.expand(images, 3, 3), truth)
+        found.append(mini_batches(torch.ones(images), distance)["frobenius"])
+    assert sum(one["mean"] for one in found) / 5 == pytest.approx(mean, abs=0.1)
+    assert sum(one["std"] for one in found) / 5 == pytest.approx(std, abs=0.1)
+
+
+def test_the_short_last_batch_counts_like_a_whole_one_and_is_divided_by_128():
+    right = torch.ones(128 + 64)
+    right[:32] = 0
+    found = mini_batches(right)["accuracy"]
+    assert found["mean"] == pytest.approx((75 + 50) / 2)
+    assert found["std"] == pytest.approx(25 / math.sqrt(2))
+
+
+def test_the_expected_spread_is_that_of_drawn_batches():
+    generator = torch.Generator().manual_seed(0)
+    runs = [mini_batches(torch.rand(3991, generator=generator) < 0.9)["accuracy"] for _ in range(40)]
+    mean = sum(one["mean"] for one in runs) / 40
+    assert expected_spread(mean, 3991) == pytest.approx(sum(one["std"] for one in runs) / 40, rel=0.02)

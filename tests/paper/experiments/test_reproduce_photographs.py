@@ -12,7 +12,8 @@ from PIL import Image, ImageDraw
 from headtilt.errors import DataError
 from headtilt.paper.data.siscore import LABELS
 from headtilt.paper.experiments import reproduce as items
-from headtilt.paper.experiments.reproduce.compose import ANGLES, PLACEMENTS, Placement, compose, paste
+from headtilt.paper.experiments.reproduce.compose import ANGLES, PLACEMENTS, Placement, compose, paste, turns
+from headtilt.paper.experiments.reproduce.siscore import undone
 from headtilt.paper.experiments.reproduce.study import Study, reproduce
 
 COLOURS = {"lemon": (255, 255, 0), "strawberry": (255, 0, 0)}
@@ -103,24 +104,58 @@ def test_composed_images_carry_imagenet_labels_and_the_limit_chooses_by_seed(fol
         compose("area", folders=[folder])
 
 
-def test_siscore_measures_the_bare_model_and_the_search_on_every_variant(folder):
-    sizes = {"images": 6, "samples": 5, "hypotheses": 5, "turned": 4}
-    reproduce(
-        items.item("siscore"),
-        Study(folder, True, folders=[folder], model="python:colour_model:make", sizes=sizes),
-    )
-    report = json.loads((folder / "siscore.json").read_text(encoding="utf-8"))
-    assert set(report["results"]) == {"rotation", "area", "location"}
+def run_siscore(folder: Path, **sizes: object) -> dict:
+    sizes = {"images": 6, "samples": 5, "hypotheses": 5, "turned": 4, **sizes}
+    study = Study(folder, True, folders=[folder], model="python:colour_model:make", sizes=sizes)
+    reproduce(items.item("siscore"), study)
+    return json.loads((folder / "siscore.json").read_text(encoding="utf-8"))
+
+
+def test_siscore_measures_the_bare_model_the_searches_and_the_ceilings_on_every_variant(folder):
+    report = run_siscore(folder)
+    found = report["results"]["python:colour_model:make"]
+    assert set(found) == {"rotation", "area", "location"}
     assert "imagenet-mini" in report["left_out"]["imagenet"]
-    for entry in report["results"].values():
+    for entry in found.values():
         assert entry["source"] == "composed from si-score-mini"
         assert entry["images"] == 6
-    turned = report["results"]["rotation"]["rows"]
-    assert turned["bare"]["acc1"] == turned["ITS, zeros"]["acc1"] == 100  # colours do not turn
-    assert turned["ITS, zeros"]["acc5"] >= turned["ITS, zeros"]["acc1"]
-    assert 0 <= turned["ITS, zeros"]["acc5_hypotheses"] <= 100
+    rows = found["rotation"]["rows"]
+    assert {"bare", "bare, zoom 1.5", "rotation, zoom 1", "rotation by energy, zoom 1.5", "oracle, zoom 1.5"} < set(
+        rows
+    )
+    assert {"scale then rotation", "joint", "upright composite", "ITS, zeros"} < set(rows)
+    assert all(row["acc1"] == 100 for row in rows.values())  # colours do not turn
+    assert rows["ITS, zeros"]["acc5"] >= rows["ITS, zeros"]["acc1"]
+    assert 0 <= rows["ITS, zeros"]["acc5_hypotheses"] <= 100
+    judged = report["verdict"]["python:colour_model:make"]["rotation"]
+    assert judged["gain_of_best_unfitted"] == 0
+    assert not judged["search_helps"]
+    assert set(judged["ceilings"]) == {"oracle", "oracle, zoom 1.5", "upright composite"}
     assert report["paper"]["location"]["ViT-B/16 + ITS"] == [29.7, 45.0, 43.6]
     assert (folder / "siscore.png").stat().st_size > 5000
+
+
+def test_siscore_runs_the_same_on_the_published_layout(folder):
+    for name, colour in COLOURS.items():
+        place = folder / "rotation" / name / "1.jpg"
+        place.parent.mkdir(parents=True)
+        Image.new("RGB", (50, 40), colour).save(place)
+    report = run_siscore(folder, turned=0)
+    found = report["results"]["python:colour_model:make"]["rotation"]
+    assert (found["source"], found["images"]) == ("SI-Score", 2)
+    assert found["rows"]["rotation, zoom 1.5"]["acc1"] == 100
+    assert not {"oracle", "upright composite"} & set(found["rows"])
+    assert "no oracle" in report["left_out"]["rotation: oracle"]
+
+
+def test_the_turn_of_composed_images_can_be_left_out_and_is_known(folder):
+    turned, upright = (compose("rotation", folders=[folder], size=24, limit=8, upright=flag) for flag in (False, True))
+    degrees = turns("rotation", folders=[folder], limit=8)
+    assert torch.equal(turned.labels, upright.labels)
+    assert set(degrees.tolist()) <= {float(angle) for angle in ANGLES}
+    back = undone(turned.floats(), degrees, "reflection")
+    apart, before = (float((images - upright.floats()).abs().mean()) for images in (back, turned.floats()))
+    assert apart < before / 2
 
 
 def test_examples_walk_over_photographs_where_there_are_some(folder):

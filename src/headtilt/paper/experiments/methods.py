@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from headtilt.its import ITS
 from headtilt.model.predictor import Predictor
 from headtilt.paper.baselines.orient import fit_orienter
 from headtilt.paper.baselines.tta import tta
-from headtilt.presets import accurate, fast, paper3, paper5
+from headtilt.presets import accurate, affine_levels, fast, paper3, paper5
 from headtilt.search.anneal import Anneal
 from headtilt.search.tree import Tree
 
@@ -230,6 +230,28 @@ def _joint(setting: Setting, **changes: Any) -> dict[str, Any]:
     return {**accurate(setting.levels), **changes}
 
 
+def by_confidence(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `paper3` or `paper5` with the most confident hypothesis as the answer."""
+    return {**options, "search": replace(options["search"], ranking="last")}
+
+
+def ours(options: dict[str, Any], readout: str) -> dict[str, Any]:
+    """Return our walk in place of that of `paper3` or `paper5`: grids that close, straight ends, no acceptance.
+
+    Args:
+        options: Of the preset.
+        readout: "incumbent" answers by the hypothesis of lowest energy, "marginal" by the sum over the whole tree.
+    """
+    search = Tree(samples=options["search"].samples, hypotheses=options["search"].hypotheses)
+    levels = affine_levels()
+    return {
+        **options,
+        "levels": [*levels, *levels[: len(options["levels"]) - len(levels)]],
+        "search": search,
+        "readout": readout,
+    }
+
+
 METHODS: dict[str, Callable[[Setting], Predict]] = {
     "vanilla": _vanilla,
     ORACLE: _oracle,
@@ -239,6 +261,12 @@ METHODS: dict[str, Callable[[Setting], Predict]] = {
     "default": _its(lambda setting: {"levels": setting.levels, "gate": "cautious"}),
     "paper3": _its(lambda setting: paper3(setting.mc_passes)),
     "paper5": _its(lambda setting: paper5(setting.mc_passes)),
+    "paper3-confidence": _its(lambda setting: by_confidence(paper3(setting.mc_passes))),
+    "paper5-confidence": _its(lambda setting: by_confidence(paper5(setting.mc_passes))),
+    "tree3-energy": _its(lambda setting: ours(paper3(setting.mc_passes), "incumbent")),
+    "tree5-energy": _its(lambda setting: ours(paper5(setting.mc_passes), "incumbent")),
+    "tree3-sum": _its(lambda setting: ours(paper3(setting.mc_passes), "marginal")),
+    "tree5-sum": _its(lambda setting: ours(paper5(setting.mc_passes), "marginal")),
     "joint": _its(lambda setting: _joint(setting, readout="incumbent")),
     "anneal": _its(
         lambda setting: _joint(

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import statistics
+import subprocess
 import time
 import uuid
 from collections.abc import Mapping
@@ -36,10 +37,11 @@ DIGITS = 4  # decimals kept in files: far below any spread, and the same number 
 
 
 def metadata(command: str) -> dict[str, Any]:
-    """Return where and with what something was measured: command, versions, hardware, date."""
+    """Return where and with what something was measured: command, commit, versions, hardware, date."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "command": command,
+        "commit": commit(),
         "versions": {
             "python": platform.python_version(),
             "torch": str(torch.__version__),
@@ -48,6 +50,57 @@ def metadata(command: str) -> dict[str, Any]:
         "hardware": {"cpu": cpu_model(), "threads": torch.get_num_threads(), "gpu": gpu},
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def commit() -> str | None:
+    """Return the commit of the source that runs, with "+" where files of it were changed since; None where unknown.
+
+    A copy without its history is told by the variable HEADTILT_COMMIT.
+    """
+    source = Path(headtilt.__file__).parent
+    if told := os.environ.get("HEADTILT_COMMIT"):
+        return told
+    # A package that is installed beside somebody else's history is no part of it.
+    if _git(source, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    head = _git(source, "rev-parse", "HEAD")
+    changed = _git(source, "status", "--porcelain", "--", ".")
+    return None if head is None else f"{head}{'+' if changed else ''}"
+
+
+def changed_since(known: str) -> list[str]:
+    """Return the rooms of the source that were changed since a commit; none where that cannot be told."""
+    source = Path(headtilt.__file__).parent
+    said = _git(source, "diff", "--name-only", "--relative", known.rstrip("+"), "--", ".")
+    return sorted({line.split("/")[0].removesuffix(".py") for line in (said or "").splitlines()})
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """Return what git says, None where it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+MADE = "made.json"  # in a bundle's folder: how it was made
+
+
+def note_origin(bundle: Path, command: str) -> None:
+    """Write into a bundle's folder which command made it, and where."""
+    write_json(bundle / MADE, metadata(command))
+
+
+def origin_of(bundle: Path) -> dict[str, Any] | None:
+    """Return what `note_origin` wrote, None for a bundle that was made otherwise."""
+    path = bundle / MADE
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def cpu_model() -> str:
@@ -152,8 +205,16 @@ def need_matplotlib() -> None:
         raise MissingExtraError("matplotlib", "plot") from error
 
 
-def write(folder: Path, report: Mapping[str, Any]) -> list[Path]:
-    """Write the report as JSON, its bars and, where it has them, its curves; return the files."""
+def write(folder: Path, report: Mapping[str, Any], name: str | None = None) -> list[Path]:
+    """Write the report as JSON, its bars and, where it has them, its curves; return the files.
+
+    Args:
+        folder: For the files.
+        report: What `Evaluation.run` returned, with `metadata`.
+        name: Of the JSON file without its ending, for numbers that something else reads; no pictures are drawn then.
+    """
+    if name is not None:
+        return [write_json(folder / f"{name}.json", report)]
     title = f"{Path(report['dataset']).resolve().name}, {report['perturb']}"
     models = "".join(f"-{name}" for name in report.get("models", ()))
     stem = re.sub(r"[^\w.+-]+", "-", f"{title}{models}-seed{report['seed']}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +49,13 @@ PLACEMENTS: dict[str, tuple[Placement, ...]] = {
 
 
 def compose(
-    variant: str, *, folders: list[Path] | None = None, size: int = 224, limit: int | None = None, seed: int = 0
+    variant: str,
+    *,
+    folders: list[Path] | None = None,
+    size: int = 224,
+    limit: int | None = None,
+    seed: int = 0,
+    upright: bool = False,
 ) -> Dataset:
     """Return composed images with ImageNet's labels, from the folder si-score-mini.
 
@@ -59,16 +65,33 @@ def compose(
         size: Side of the images.
         limit: How many at most, chosen by the seed.
         seed: Of that choice.
+        upright: Whether the objects are pasted without their turn: what undoing it exactly would give.
     """
     objects, backgrounds = material(folders)
-    every = list(product(range(len(objects)), range(len(backgrounds)), PLACEMENTS[variant]))
-    order = np.random.RandomState(seed).permutation(len(every))[:limit]
-    chosen = [every[place] for place in sorted(order)]
+    chosen = choice(variant, len(objects), len(backgrounds), limit, seed)
+    if upright:
+        chosen = [(front, back, replace(placement, degrees=0.0)) for front, back, placement in chosen]
     images = [paste(objects[front][1], backgrounds[back], placement, size) for front, back, placement in chosen]
     labels = [LABELS[objects[front][0]] for front, _, _ in chosen]
     names = {index: name for name, index in LABELS.items()}
     classes = tuple(names.get(index, str(index)) for index in range(1000))
     return Dataset(f"si-score-mini-{variant}", torch.stack(images), torch.tensor(labels), classes)
+
+
+def turns(variant: str, *, folders: list[Path] | None = None, limit: int | None = None, seed: int = 0) -> torch.Tensor:
+    """Return by how many degrees (N,) clockwise the object of each image that `compose` returns was turned."""
+    objects, backgrounds = material(folders)
+    chosen = choice(variant, len(objects), len(backgrounds), limit, seed)
+    return torch.tensor([placement.degrees for _, _, placement in chosen])
+
+
+def choice(
+    variant: str, objects: int, backgrounds: int, limit: int | None, seed: int
+) -> list[tuple[int, int, Placement]]:
+    """Return which object goes on which background, and where."""
+    every = list(product(range(objects), range(backgrounds), PLACEMENTS[variant]))
+    order = np.random.RandomState(seed).permutation(len(every))[:limit]
+    return [every[place] for place in sorted(order)]
 
 
 def material(folders: Sequence[Path] | None) -> tuple[list[tuple[str, Image]], list[Image]]:

@@ -86,7 +86,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
             "the confidence, each image's scaled to unit spread, since the measures differ in scale by orders.",
         ],
         "results": results,
-        "verdict": verdict(results),
+        "verdict": judge({"results": results}),
     }
 
 
@@ -137,18 +137,23 @@ def masses(wins: list[float], periodic: bool) -> dict[str, float]:
     return {"near": near, "far": sum(wins[place] for place in places)}
 
 
-def verdict(results: dict[str, Any]) -> dict[str, Any]:
-    """Return for each group how the group confidence compares."""
+def judge(report: Report) -> dict[str, Any]:
+    """Return for each group how the group confidence compares, and how often an end of the orbit wins."""
     found = {}
-    for group, entry in results.items():
+    for group, entry in report["results"].items():
         near = {name: row["near"] for name, row in entry["measures"].items()}
         others = max(near["energy"], near["bayesian"])
         found[group] = {
             "near": near,
             "far": {name: row["far"] for name, row in entry["measures"].items()},
+            **({} if entry["periodic"] else {"at_the_ends": _ends(entry["measures"])}),
             "group_above_or_on_par": near["group"] >= others - 0.01,
         }
     return found
+
+
+def _ends(measures: dict[str, Any]) -> dict[str, float]:
+    return {name: row["wins"][0] + row["wins"][-1] for name, row in measures.items()}
 
 
 def draw(report: Report) -> dict[str, Figure]:

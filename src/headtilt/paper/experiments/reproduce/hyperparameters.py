@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headtilt.geometry.groups import rotation, scale
 from headtilt.its import ITS
 from headtilt.paper.data.perturb import draw as draw_transforms
-from headtilt.paper.experiments.methods import searching
+from headtilt.paper.experiments.methods import ours, searching
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.trial import WORDS, ask, draw_images, network, published, spread, tilt
 from headtilt.presets import paper3
@@ -98,7 +98,8 @@ def with_passes(study: Study, size: Size, dataset: str, name: str, run: int) -> 
     """Return the accuracy of ITS³ in one run."""
     passes, sampled = PASSES[name]
     seed = run % size.networks
-    robust = ITS(network(study, dataset, seed), **paper3(passes), padding="zeros", mc_sampled=sampled, seed=run)
+    options = ours(paper3(passes), "incumbent")
+    robust = ITS(network(study, dataset, seed), **options, padding="zeros", mc_sampled=sampled, seed=run)
     data = draw_images(study, dataset, size.images, seed=run)
     return ask(searching(robust), tilt(data, draw_transforms("affine", len(data), seed=run), study.device))["accuracy"]
 

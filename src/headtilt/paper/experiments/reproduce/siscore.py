@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headtilt.errors import DataError
 from headtilt.geometry.groups import Group, rotation, scale, translate_x, translate_y
-from headtilt.geometry.warp import Padding
+from headtilt.geometry.warp import Padding, centre_crop, warp
 from headtilt.its import ITS
+from headtilt.model.predictor import Predictor
 from headtilt.paper.data import load as load_data
 from headtilt.paper.data import siscore as reader
 from headtilt.paper.data.dataset import Dataset
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.data.perturb import perturb_dataset
 from headtilt.paper.experiments.methods import Setting, fitted
-from headtilt.paper.experiments.reproduce.compose import compose
+from headtilt.paper.experiments.reproduce.compose import compose, turns
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.trial import published, share
 from headtilt.presets import accurate
 from headtilt.result import SearchResult
+from headtilt.search.joint import Joint
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
 from headtilt.sources.fetch import data_folders, find, missing
@@ -40,6 +43,7 @@ LEVELS: dict[Variant, tuple[Group, ...]] = {
     "area": (scale(0.5),),
     "location": (translate_x(0.5), translate_y(0.5)),
 }
+BATCH = 64
 TITLES = {"rotation": "SI-Rotation", "area": "SI-Size", "location": "SI-Location", "imagenet": "turned ImageNet"}
 
 
@@ -70,6 +74,16 @@ PAPER: dict[str, Any] = {
 }
 
 
+MODELS = {
+    "MobileNetV2": "hf:mobilenet_v2_imagenet",
+    "ViT-Ti/16": "hf:vit_tiny_imagenet",
+    "EfficientNet-Lite0": "onnx:efficientnet_lite0_imagenet/model.onnx",
+}
+ZOOMS = {"1": 1.0, "√2": math.sqrt(2), "1.5": 1.5}
+CEILINGS = ("oracle", "upright composite")
+QUOTED = ("ViT-B/16 by Chefer et al.", "the fine-tuned ViT-B/16", "EfficientNet-B0", "ConvNeXt-T")
+
+
 @dataclass(frozen=True)
 class Size:
     """How much to do.
@@ -78,66 +92,86 @@ class Size:
         images: Images of each variant.
         samples: Samples of each orbit.
         hypotheses: Hypotheses kept.
+        budget: Views of the joint search.
         turned: Images of imagenet-mini, turned by any angle; 0 leaves them out.
-        fit_images: Unlabelled images for our own methods there; 0 leaves those out.
-        paddings: How views are padded: the paper's zeros, and others.
+        fit_images: Unlabelled images for our own methods; 0 leaves those out.
+        zooms: Names in `ZOOMS`.
+        models: Names in `MODELS`, where the study names none.
     """
 
     images: int
     samples: int = 17
     hypotheses: int = 5
+    budget: int = 48
     turned: int = 1000
     fit_images: int = 1000
-    paddings: tuple[Padding, ...] = ("zeros", "reflection")
+    zooms: tuple[str, ...] = tuple(ZOOMS)
+    models: tuple[str, ...] = tuple(MODELS)
 
 
 FULL = Size(images=1200)
-QUICK = Size(images=9, samples=9, turned=12, fit_images=0, paddings=("zeros",))
+QUICK = Size(images=9, samples=9, budget=12, turned=12, fit_images=0, zooms=("1", "1.5"), models=("MobileNetV2",))
 
 
 def measure(study: Study, size: Size, store: Store) -> Report:
-    """Return acc@1 and both acc@5 of the bare model and of ITS on each variant, and on turned photographs."""
-    spec = model_spec(study)
-    model = Lazy(spec, study.device)
+    """Return acc@1 and acc@5 of every row on each variant, and on turned photographs, for each classifier."""
     jobs: dict[tuple[str, ...], Callable[[], Any]] = {}
-    for variant in LEVELS:
-        for padding in size.paddings:
-            jobs[variant, str(padding)] = partial(composed, study, size, model, variant, padding)
-    if size.turned:
-        jobs["imagenet", "ITS"] = partial(turned, study, size, model, "ITS")
-        for name in ("balanced", "head") if size.fit_images else ():
-            jobs["imagenet", name] = partial(turned, study, size, model, name)
     left_out: dict[str, str] = {}
+    for name in [study.model] if study.model is not None else size.models:
+        try:
+            model = Lazy(model_spec(study, name), study.device)
+        except DataError as error:
+            left_out[name] = str(error)
+            continue
+        for variant in LEVELS:
+            for row in rows(variant, size):
+                jobs[name, variant, row] = partial(composed, study, size, model, variant, row)
+        if size.turned:
+            for row in ("bare", "upright", "ITS", *(("balanced", "head") if size.fit_images else ())):
+                jobs[name, "imagenet", row] = partial(turned, study, size, model, row)
     found: dict[tuple[str, ...], Any] = {}
     for number, (key, job) in enumerate(jobs.items()):
         study.tell(" · ".join(key), number, len(jobs))
         try:
             found |= store.gather({key: job})
         except DataError as error:
-            left_out[key[0]] = str(error)
+            left_out[key[1] if key[2] not in CEILINGS else f"{key[1]}: {key[2]}"] = str(error)
     if not found:
         raise DataError(next(iter(left_out.values())))
     results: dict[str, Any] = {}
-    for (place, word), entry in found.items():
-        rows = results.setdefault(place, {"images": entry["images"], "source": entry["source"], "rows": {}})["rows"]
-        rows["bare"] = entry["bare"]
-        rows[f"ITS, {word}" if place in LEVELS else word] = entry["searched"]
-        if "upright" in entry:
-            rows["bare, upright"] = entry["upright"]
-    return {
-        "model_used": spec.rsplit("/", 1)[-1],
-        "left_out": left_out,
-        "seeds": [0],
-        "notes": [
-            "The model is searched as it is, without sampled dropout: MobileNetV2's one layer of it drops four fifths "
-            "of the features, and sampling that loses more than the search gains.",
-            "acc5 is over H0's distribution, acc5_hypotheses over the top-1 labels of the hypotheses.",
-            "Where SI-Score's own folders are not found, images are composed of its nine public cut-outs and eight "
-            "backgrounds as SI-Score composes them: far fewer objects, so that numbers do not compare to the paper.",
-        ],
-        "results": results,
-        "verdict": {variant: verdict(entry["rows"]) for variant, entry in results.items()},
-    }
+    for (name, place, row), entry in found.items():
+        about = {"images": entry["images"], "source": entry["source"], "rows": {}}
+        results.setdefault(shown(name), {}).setdefault(place, about)["rows"][row] = entry["row"]
+    report = {"left_out": left_out, "seeds": [0], "notes": NOTES, "results": results}
+    return {**report, "verdict": judge(report)}
+
+
+NOTES = [
+    "Images are composed, or read, at the size to which the classifier's own processor resizes, and cut to the square "
+    "that it sees. At a zoom they are that much larger before the cut: a turned view then has no empty corner.",
+    "The classifiers are searched as they are, without sampled dropout: MobileNetV2's one layer of it drops four "
+    "fifths of the features, and sampling that loses more than the search gains.",
+    "acc5 is over H0's distribution, acc5_hypotheses over the top-1 labels of the hypotheses.",
+    "oracle: the whole image turned back by the true angle, so that the background is turned; upright composite: the "
+    "object pasted without its turn. Both are ceilings, not methods, and exist for composed images only.",
+    "Where SI-Score's own folders are not found, images are composed of its nine public cut-outs and eight "
+    "backgrounds as SI-Score composes them: far fewer objects, so that numbers do not compare to the paper.",
+    f"Quoted and not run: {', '.join(QUOTED)}.",
+]
+
+
+def rows(variant: Variant, size: Size) -> list[str]:
+    """Return the rows of a variant: "bare" and searches, on SI-Rotation at several zooms, and the ceilings."""
+    if variant != "rotation":
+        return ["bare", "ITS, zeros", "ITS, reflection"]
+    found = []
+    for zoom in size.zooms:
+        found += [f"{what}, zoom {zoom}" for what in ("bare", "rotation", "rotation by energy", "oracle")]
+    found += ["ITS, zeros", "ITS, reflection", "scale then rotation", "joint"]
+    found += ["head"] if size.fit_images else []
+    return [name.removesuffix(", zoom 1") if name.startswith(("bare", "oracle")) else name for name in found] + [
+        "upright composite"
+    ]
 
 
 class Lazy:
@@ -154,53 +188,118 @@ class Lazy:
         return self._loaded
 
 
-def model_spec(study: Study) -> str:
-    """Return the model asked for, or MobileNetV2 from the data folders."""
-    if study.model is not None:
-        return study.model
+class Cropped(nn.Module):
+    """A classifier that sees the centre square of larger images: views are turned first, and cut afterwards.
+
+    Args:
+        model: The classifier.
+        side: Of the square.
+    """
+
+    def __init__(self, model: nn.Module, side: int) -> None:
+        super().__init__()
+        self.model, self.side = model, side
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, Y) of images (B, C, H, W)."""
+        logits: Tensor = self.model(centre_crop(images, self.side))
+        return logits
+
+
+def model_spec(study: Study, name: str | None = None) -> str:
+    """Return the spec of a classifier: as it is asked for, or by its name in `MODELS` from the data folders."""
+    name = name or study.model or "MobileNetV2"
+    if name not in MODELS:
+        return name
+    scheme, _, place = MODELS[name].partition(":")
     places = data_folders(study.folders)
-    folder = find(["mobilenet_v2_imagenet"], places)
-    if folder is None:
-        raise missing("MobileNetV2", "the folder mobilenet_v2_imagenet (or give --model)", places)
-    return f"hf:{folder}"
+    path = find([place], places)
+    if path is None:
+        raise missing(name, f"{place} (or give --model)", places)
+    return f"{scheme}:{path}"
 
 
-def images_of(study: Study, variant: Variant, size: int, limit: int) -> tuple[Dataset, str]:
+def shown(name: str) -> str:
+    """Return what reports call a classifier: its name, or what a spec ends in."""
+    return name if name in MODELS else name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def images_of(study: Study, variant: Variant, size: int, limit: int, *, upright: bool = False) -> tuple[Dataset, str]:
     """Return a variant's images and where they are from: SI-Score's own folder, or composed."""
     try:
-        return reader.read(variant, folders=study.folders, size=size, limit=limit), "SI-Score"
+        found = reader.read(variant, folders=study.folders, size=size, limit=limit), "SI-Score"
     except DataError:
-        return compose(variant, folders=study.folders, size=size, limit=limit), "composed from si-score-mini"
+        data = compose(variant, folders=study.folders, size=size, limit=limit, upright=upright)
+        return data, "composed from si-score-mini"
+    if upright:
+        raise DataError("SI-Score's own images come with their turn; only composed ones can be had without it.")
+    return found
 
 
-def composed(study: Study, size: Size, model: Lazy, variant: Variant, padding: Padding) -> dict[str, Any]:
-    """Return the accuracies of the bare model and of ITS on one variant."""
-    data, source = images_of(study, variant, model().size, size.images)
-    robust = published(
-        model().model,
-        LEVELS[variant],
-        samples=size.samples,
-        hypotheses=size.hypotheses,
-        padding=padding,
-    )
-    return {"source": source, **scores(robust, data.floats(), data.labels, study.device)}
+def composed(study: Study, size: Size, model: Lazy, variant: Variant, row: str) -> dict[str, Any]:
+    """Return what one row of a variant says."""
+    adapted = model()
+    kind, _, zoom = row.partition(", zoom ")
+    side = round(max(adapted.resize, adapted.size) * ZOOMS[zoom or "1"])
+    data, source = images_of(study, variant, side, size.images, upright=row == "upright composite")
+    images, labels = data.floats(), data.labels
+    network = Cropped(adapted.model, adapted.size)
+    if kind == "oracle":
+        if source == "SI-Score":
+            raise DataError("the turn of SI-Score's own images is not in their names: no oracle.")
+        degrees = turns(variant, folders=study.folders, limit=size.images)
+        images = undone(images, degrees, adapted.padding)
+    if kind in ("bare", *CEILINGS):
+        found: dict[str, Any] = accuracies(bare_logits(network, images, study.device), labels)
+    elif kind == "head":
+        robust = fitted_for(study, size, adapted, -(-adapted.size * 10 // 7), kind)
+        found = scores(robust, centre_crop(images, adapted.size), labels, study.device)
+    else:
+        found = scores(searching(network, kind, variant, size, adapted.padding), images, labels, study.device)
+    return {"source": source, "images": len(images), "row": found}
 
 
-def turned(study: Study, size: Size, model: Lazy, name: str) -> dict[str, Any]:
-    """Return the accuracies of the bare model and of a method on photographs turned by any angle."""
+def searching(network: nn.Module, kind: str, variant: Variant, size: Size, padding: Padding) -> ITS:
+    """Return the search of that kind."""
+    walk: dict[str, Any] = {"samples": size.samples, "hypotheses": size.hypotheses, "padding": padding}
+    if kind == "joint":
+        levels = LEVELS[variant]
+        return ITS(network, levels, search=Joint(budget=size.budget), readout="marginal", gate=None, padding=padding)
+    if kind.startswith("ITS, "):
+        return published(network, LEVELS[variant], **{**walk, "padding": kind.removeprefix("ITS, ")})
+    if kind == "scale then rotation":
+        return published(network, LEVELS[variant][::-1], **walk)
+    if kind == "rotation by energy":
+        return published(network, [rotation()], **walk, confidence="energy")
+    return published(network, [rotation()], **walk)
+
+
+def undone(images: Tensor, degrees: Tensor, padding: Padding) -> Tensor:
+    """Return images (N, C, H, W) turned back by degrees (N,)."""
+    pose = rotation().matrix(-degrees.double().deg2rad()).float()
+    parts = zip(images.split(BATCH), pose.split(BATCH), strict=True)
+    return torch.cat([warp(part, back, padding=padding) for part, back in parts])
+
+
+def turned(study: Study, size: Size, model: Lazy, row: str) -> dict[str, Any]:
+    """Return what one row says of photographs turned by any angle, or of the upright ones."""
     adapted = model()
     side = -(-adapted.size * 10 // 7)
     data = load_data("imagenet-mini", "test", folders=study.folders, size=side, limit=size.turned)
-    upright = perturb_dataset(data, torch.eye(3).expand(len(data), 3, 3), crop=adapted.size)
-    test = perturb_dataset(data, draw_transforms("rotation", len(data)), crop=adapted.size)
-    if name == "ITS":
-        options: dict[str, Any] = {"samples": size.samples, "hypotheses": size.hypotheses, "padding": adapted.padding}
-        robust = published(adapted.model, [rotation()], **options)
+    eye = torch.eye(3).expand(len(data), 3, 3)
+    transforms = eye if row == "upright" else draw_transforms("rotation", len(data))
+    test = perturb_dataset(data, transforms, crop=adapted.size)
+    if row in ("bare", "upright"):
+        found: dict[str, Any] = accuracies(bare_logits(adapted.model, test.images, study.device), test.labels)
     else:
-        robust = fitted_for(study, size, adapted, side, name)
-    found = scores(robust, test.images, test.labels, study.device)
-    logits = bare_logits(robust, upright.images, study.device)
-    return {"source": "imagenet-mini", **found, "upright": accuracies(logits, test.labels)}
+        options: dict[str, Any] = {"samples": size.samples, "hypotheses": size.hypotheses, "padding": adapted.padding}
+        robust = (
+            published(adapted.model, [rotation()], **options)
+            if row == "ITS"
+            else fitted_for(study, size, adapted, side, row)
+        )
+        found = scores(robust, test.images, test.labels, study.device)
+    return {"source": "imagenet-mini", "images": len(test), "row": found}
 
 
 def fitted_for(study: Study, size: Size, adapted: Adapted, side: int, name: str) -> ITS:
@@ -216,16 +315,14 @@ def fitted_for(study: Study, size: Size, adapted: Adapted, side: int, name: str)
 
 
 def scores(robust: ITS, images: Tensor, labels: Tensor, device: str) -> dict[str, Any]:
-    """Return the accuracies of the bare model and of the search."""
-    batch = 64 if device.startswith("cuda") else 8
+    """Return the accuracies of a search."""
+    batch = BATCH if device.startswith("cuda") else 8
     results = [robust.search(part.to(device)) for part in images.split(batch)]
-    bare = torch.cat([result.bare for result in results]).cpu()
     logits = torch.cat([result.logits for result in results]).cpu()
     among = torch.cat(
         [among_hypotheses(result, part) for result, part in zip(results, labels.split(batch), strict=True)]
     )
-    searched = {**accuracies(logits, labels), "acc5_hypotheses": share(among)}
-    return {"images": len(images), "bare": accuracies(bare, labels), "searched": searched}
+    return {**accuracies(logits, labels), "acc5_hypotheses": share(among)}
 
 
 def among_hypotheses(result: SearchResult, labels: Tensor) -> Tensor:
@@ -234,9 +331,10 @@ def among_hypotheses(result: SearchResult, labels: Tensor) -> Tensor:
     return ((beam.labels.cpu() == labels[:, None]) & beam.active.cpu()).any(1)
 
 
-def bare_logits(robust: ITS, images: Tensor, device: str) -> Tensor:
+def bare_logits(model: nn.Module, images: Tensor, device: str) -> Tensor:
     """Return what the bare model says."""
-    return torch.cat([robust.predictor(part.to(device)).logits.cpu() for part in images.split(64)])
+    predictor = Predictor(model)
+    return torch.cat([predictor(part.to(device)).logits.cpu() for part in images.split(BATCH)])
 
 
 def accuracies(logits: Tensor, labels: Tensor) -> dict[str, float]:
@@ -245,44 +343,62 @@ def accuracies(logits: Tensor, labels: Tensor) -> dict[str, float]:
     return {"acc1": share(best[:, 0] == labels), "acc5": share((best == labels[:, None]).any(1))}
 
 
-def verdict(rows: dict[str, Any]) -> dict[str, Any]:
-    """Return what each search adds to the bare model."""
-    gains = {name: row["acc1"] - rows["bare"]["acc1"] for name, row in rows.items() if not name.startswith("bare")}
-    return {"gain": gains, "search_helps": max(gains.values()) > 0}
+def judge(report: Report) -> dict[str, Any]:
+    """Return for each classifier and set what the best unfitted search adds, and how far the ceilings are."""
+    return {
+        name: {place: verdict(entry["rows"]) for place, entry in places.items()}
+        for name, places in report["results"].items()
+    }
+
+
+def verdict(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each search adds to the bare model, and the room that the ceilings leave."""
+    if "bare" not in rows:
+        return {}
+    bare = rows["bare"]["acc1"]
+    ceilings = {name: row["acc1"] - bare for name, row in rows.items() if name.startswith((*CEILINGS, "upright"))}
+    identities = {name: row["acc1"] - bare for name, row in rows.items() if name.startswith("bare, ")}
+    gains = {name: row["acc1"] - bare for name, row in rows.items() if name not in {"bare", *ceilings, *identities}}
+    unfitted = {name: gain for name, gain in gains.items() if name not in ("head", "balanced")}
+    found: dict[str, Any] = {"gain": gains, "of_the_zoom_alone": identities, "ceilings": ceilings}
+    if unfitted:
+        best = max(unfitted, key=lambda name: unfitted[name])
+        found |= {"best_unfitted": best, "gain_of_best_unfitted": unfitted[best], "search_helps": unfitted[best] > 0}
+    return found
 
 
 def draw(report: Report) -> dict[str, Figure]:
-    """Return a panel for each set: acc@1 and acc@5 of ours, and the paper's gains with its three models."""
+    """Return acc@1 of every row, a panel for each set and a colour for each classifier, beside the paper's ViT."""
     from headtilt.plot.style import BLUE, GREEN, ORANGE, VERMILION, new_figure, say, style_axes
 
     results = report["results"]
-    figure = new_figure(2.9 * len(results) + 0.6, 4.6)
-    panels = figure.subplots(1, len(results), squeeze=False)[0]
-    kinds = {"acc1": ("acc@1", BLUE), "acc5": ("acc@5, H₀", ORANGE), "acc5_hypotheses": ("acc@5, hypotheses", GREEN)}
-    for axes, (variant, entry) in zip(panels, results.items(), strict=True):
-        for place, row in enumerate(entry["rows"].values()):
-            for number, (kind, (label, colour)) in enumerate(kinds.items()):
-                if kind in row:
-                    x = place + (number - 1) * 0.27
-                    axes.bar(x, row[kind], width=0.25, color=colour, label=label, zorder=2)
-                    say(axes, x, row[kind] + 1.5, f"{row[kind]:.0f}", 6.5, va="bottom")
-        start = len(entry["rows"])
-        quoted = report["paper"].get(variant, {})
-        for place, values in enumerate(quoted[name] for name in ("ViT-B/16", "ViT-B/16 + ITS") if name in quoted):
-            axes.plot(start + place, values[0], "D", ms=6, mfc="white", mec=VERMILION, mew=1.5, zorder=3,
-                      label="the paper's ViT, acc@1")  # fmt: skip
-            say(axes, start + place, values[0] + 3, f"{values[0]:.0f}", 6.5, va="bottom")
-        names = [name.replace(", ", ",\n") for name in entry["rows"]]
-        names += ["ViT,\npaper", "ViT + ITS,\npaper"] if quoted else []
-        axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7, rotation_mode="anchor")
-        style_axes(axes, title=f"{TITLES[variant]} ({entry['images']:,})", grid="y",
-                   ylabel="accuracy (%)" if axes is panels[0] else "")  # fmt: skip
-        axes.set(ylim=(0, 108), xlim=(-0.6, len(names) - 0.4))
+    places = list(dict.fromkeys(place for entry in results.values() for place in entry))
+    names = {
+        place: list(dict.fromkeys(row for entry in results.values() for row in entry.get(place, {"rows": {}})["rows"]))
+        for place in places
+    }
+    widths = [len(rows) + 2 for rows in names.values()]
+    figure = new_figure(0.42 * sum(widths) + 2, 4.8)
+    panels = figure.subplots(1, len(places), squeeze=False, width_ratios=widths)[0]
+    colours = dict(zip(results, (BLUE, ORANGE, GREEN), strict=False))
+    for axes, place in zip(panels, places, strict=True):
+        for number, (name, entry) in enumerate(results.items()):
+            for row, values in entry.get(place, {"rows": {}})["rows"].items():
+                x = names[place].index(row) + (number - (len(results) - 1) / 2) * 0.8 / len(results)
+                axes.bar(x, values["acc1"], 0.75 / len(results), color=colours.get(name, BLUE), label=name, zorder=2)
+        quoted = [(who, v[0]) for who, v in report["paper"].get(place, {}).items() if who.startswith("ViT-B/16")]
+        quoted = [(who, value) for who, value in quoted if who in ("ViT-B/16", "ViT-B/16 + ITS")]
+        for number, (_, value) in enumerate(quoted):
+            x = len(names[place]) + number
+            axes.plot(x, value, "D", ms=6, mfc="white", mec=VERMILION, mew=1.5, zorder=3, label="the paper's ViT-B/16")
+            say(axes, x, value + 3, f"{value:.0f}", 6.5, va="bottom")
+        ticks = [*names[place], *(who for who, _ in quoted)]
+        axes.set_xticks(range(len(ticks)), ticks, rotation=60, ha="right", fontsize=7, rotation_mode="anchor")
+        style_axes(axes, title=TITLES[place], grid="y", ylabel="acc@1 (%)" if axes is panels[0] else "")
+        axes.set(ylim=(0, 100), xlim=(-0.7, len(ticks) - 0.3))
     unique: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         unique |= dict(zip(labels, handles, strict=True))
     figure.legend(list(unique.values()), list(unique), loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
-    said = f"{report['model_used']}; {next(iter(results.values()))['source']}"
-    figure.suptitle(said, fontsize=9.5, x=0.01, ha="left")
     return {NAME: figure}

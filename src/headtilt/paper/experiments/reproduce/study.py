@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,14 +14,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import headtilt
 from headtilt import plot
-from headtilt.errors import DataError, OptionError
+from headtilt.errors import DataError, HeadtiltError, OptionError
 from headtilt.paper.data import load as load_data
-from headtilt.paper.experiments.report import metadata, need_matplotlib, to_json, write_json
+from headtilt.paper.experiments.report import commit, metadata, need_matplotlib, to_json, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Progress = Callable[[str, int, int], None]
+
+
+class UnfinishedError(HeadtiltError):
+    """The time for a part is over; what is done is kept, and the same command goes on from there."""
+
+
 Report = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -39,6 +46,7 @@ class Study:
         sizes: Sizes of the item to change, by name.
         progress: Called with (what is being done, done, of how many).
         command: What was typed.
+        until: When to stop before the next unit of work, by `time.monotonic`; None never does.
     """
 
     out: Path = Path("results")
@@ -50,6 +58,7 @@ class Study:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
     command: str = ""
+    until: float | None = None
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Tell whoever listens how far it is."""
@@ -97,25 +106,31 @@ class Store:
     Args:
         folder: For the files; another for other settings.
         tell: Told about progress.
+        until: See `Study`.
     """
 
-    def __init__(self, folder: Path, tell: Progress | None = None) -> None:
-        self.folder, self._tell = folder, tell
+    def __init__(self, folder: Path, tell: Progress | None = None, until: float | None = None) -> None:
+        self.folder, self._tell, self._until = folder, tell, until
 
     def gather(self, jobs: Mapping[Key, Callable[[], Any]]) -> dict[Key, Any]:
-        """Return the result of each job as it reads back from JSON; those found in the folder are not done again."""
+        """Return the result of each job as it reads back from JSON; those found in the folder are not done again.
+
+        Raises `UnfinishedError` where there is a job to do and the time is over.
+        """
         found: dict[Key, Any] = {}
         for number, (key, job) in enumerate(jobs.items()):
             words = [str(part) for part in key] if isinstance(key, tuple) else [str(key)]
             if self._tell is not None:
                 self._tell(" · ".join(words), number, len(jobs))
             path = self.folder / (re.sub(r"[^\w.+-]+", "_", "-".join(words)) + ".json")
+            if not path.exists() and self._until is not None and time.monotonic() >= self._until:
+                raise UnfinishedError(f"stopped before {' · '.join(words)}; {number} of {len(jobs)} units are done.")
             found[key] = read_json(path) if path.exists() else self._do(path, job)
         return found
 
     def within(self, *names: str) -> Store:
         """Return the store of a part of the work, such as that on one data set."""
-        return Store(self.folder / "+".join(names), self._tell)
+        return Store(self.folder / "+".join(names), self._tell, self._until)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -135,13 +150,8 @@ def reproduce(item: Item, study: Study) -> list[Path]:
     """Return the files written: NAME.json and the figures drawn from it."""
     need_matplotlib()
     size = sized(item, study)
-    settings = {
-        "quick": study.quick,
-        "device": study.device.partition(":")[0],
-        "model": study.model,
-        "sizes": asdict(size),
-    }
-    store = Store(study.out / ".partial" / f"{item.NAME}-{digest(settings)}", study.progress)
+    settings = settings_of(item, study)
+    store = Store(study.out / ".partial" / f"{item.NAME}-{digest(settings)}", study.progress, study.until)
     report = {
         "name": item.NAME,
         "title": item.TITLE,
@@ -156,6 +166,26 @@ def reproduce(item: Item, study: Study) -> list[Path]:
     if study.datasets is None:  # parts of a whole are kept for it
         store.clear()
     return [path, *figures]
+
+
+def settings_of(item: Item, study: Study) -> dict[str, Any]:
+    """Return what decides the numbers of an item, beside the code."""
+    return {
+        "quick": study.quick,
+        "device": study.device.partition(":")[0],
+        "model": study.model,
+        "sizes": asdict(sized(item, study)),
+    }
+
+
+def done(item: Item, study: Study) -> bool:
+    """Return whether NAME.json is there, by these settings and this commit."""
+    path = study.out / f"{item.NAME}.json"
+    if not path.exists():
+        return False
+    report = read_json(path)
+    settings = json.loads(to_json({**settings_of(item, study), "datasets": study.datasets}))
+    return report.get("commit") == commit() and all(report.get(key) == value for key, value in settings.items())
 
 
 def redraw(item: Item, out: Path) -> list[Path]:

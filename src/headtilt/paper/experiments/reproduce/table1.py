@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headtilt.calibration.head import thorough
 from headtilt.geometry.groups import invert
 from headtilt.paper.baselines.reference import ReferenceITS
-from headtilt.paper.data.perturb import TestSet, schedule
+from headtilt.paper.data.perturb import TestSet, expected_spread, schedule
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.experiments.methods import Predict, Prediction, Setting, build
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
@@ -28,6 +29,7 @@ from headtilt.paper.experiments.reproduce.trial import (
     spread,
     tilt,
 )
+from headtilt.paper.train import NOTEBOOK as NOTEBOOK_RECIPES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,10 +40,32 @@ TITLE = "Zero-shot affine canonicalisation"
 DATASETS = ("mnist", "fashion-mnist", "gtsrb")
 FIELDS = ("accuracy", "frobenius", "frobenius_batch128", "angle_error_deg")
 PAPER_ROWS = ("CNN", "STN", "STN³", "DTN", "ETN", "ITS³", "ITS⁵")
-TRAINED = {"STN": "stn", "STN³": "icstn", "DTN": "dtn", "ETN": "etn"}
-# An equivariant transformer as it should be finds any angle, trained on one or not. This one does not wrap: see `ETN`.
-CUT = {"ETN, angle cut": "etn-cut"}
+TRAINED = {"STN": "stn", "STN³": "icstn", "DTN": "dtn", "ETN": "etn-official"}  # ETN: the official architecture
+# Two more of our own: one without strides finds any angle, trained on it or not; the same, cut open at 0°, does not.
+OWN_ETN = {"ETN, ours": "etn", "ETN, ours, angle cut": "etn-cut"}
+# Rules for the same tree, from those printed to ours; the methods of `headtilt evaluate` that stand for them.
+RULES = {
+    "ITS³": "paper3",
+    "ITS³, by confidence": "paper3-confidence",
+    "ITS³, by energy": "tree3-energy",
+    "ITS³, sum over the tree": "tree3-sum",
+    "ITS⁵": "paper5",
+    "ITS⁵, by confidence": "paper5-confidence",
+    "ITS⁵, by energy": "tree5-energy",
+    "ITS⁵, sum over the tree": "tree5-sum",
+}
+UNFITTED = tuple(name for name in RULES if name.startswith("ITS³"))
+PUBLIC = {"public code, ITS³": 3, "public code, ITS⁵": 5}
 OURS = ("balanced", "head")  # ungated: all images here are tilted, and a gate is for those that are not
+# Who a row's rule is from, for readers.
+ORIGIN = {
+    **dict.fromkeys(("CNN", *TRAINED, "ITS³", "ITS⁵", "ITS³, by confidence", "ITS⁵, by confidence"), "paper"),
+    **dict.fromkeys(PUBLIC, "public code"),
+}
+PAPER_IMAGES = {"mnist": 3991, "fashion-mnist": 5000, "gtsrb": 5000}  # as read off the identity's row
+NOTEBOOK = "notebook networks"
+Recipe = Literal["zoo", "notebook"]
+Protocol = Literal["each", "run", "paper"]
 
 
 def _block(accuracy: str, distance: str) -> dict[str, dict[str, list[float]]]:
@@ -81,17 +105,19 @@ class Share:
     Attributes:
         images: Test images per run with a transform for each image.
         run_images: Test images per run with one transform for all of them.
-        deep_images: Test images per run with many passes; 0 leaves those rows out.
+        paper_images: Test images of a run by the paper's protocol; one such run for each network.
+        public_images: Test images per run for the public code, which runs every pass through the whole network.
+        chosen_images: Validation images by which the unfitted rule is chosen, for each network.
         passes: Monte-Carlo passes.
-        public_passes: Monte-Carlo passes of the public code, which runs each of them through the whole network.
         fewer: By what the images for training and fitting are divided, where their number is limited.
     """
 
     images: int
     run_images: int
-    deep_images: int
-    passes: int = 10
-    public_passes: int = 10
+    paper_images: int
+    public_images: int
+    chosen_images: int = 500
+    passes: int = 50
     fewer: int = 1
 
 
@@ -105,8 +131,6 @@ class Size:
         trained: Networks of each method that trains its own (STN, STN³, DTN, ETN, augmented).
         share: Of a data set.
         shares: Of data sets with another share.
-        deep_passes: Monte-Carlo passes of the rows with many.
-        deep_runs: Runs of those rows.
         training: How baselines are trained.
         fitting: How our own methods are fitted.
         head: Which of the methods of `headtilt evaluate` stands for the head.
@@ -118,8 +142,6 @@ class Size:
     trained: int
     share: Share
     shares: Mapping[str, Share] = field(default_factory=dict)
-    deep_passes: int = 50
-    deep_runs: int = 5
     training: Training = Training()  # noqa: RUF009 - frozen
     fitting: Fitting = Fitting()  # noqa: RUF009 - frozen
     head: str = "head-features"
@@ -131,17 +153,16 @@ FULL = Size(
     25,
     5,
     5,
-    Share(1000, 400, 200),
-    {"gtsrb": Share(400, 200, 200)},
+    Share(1000, 400, 5000, 200),
+    {"mnist": Share(1000, 400, 3991, 200), "gtsrb": Share(100, 40, 392, 20, chosen_images=100)},
     fitting=Fitting(30_000, replace(thorough(), hidden=512)),
 )
 QUICK = Size(
     2,
     1,
     1,
-    Share(60, 30, 20, public_passes=1),
-    {"gtsrb": Share(12, 4, 0, passes=1, public_passes=1, fewer=5)},
-    deep_runs=1,
+    Share(24, 8, 150, 8, chosen_images=16, passes=2),
+    {"gtsrb": Share(6, 2, 8, 2, chosen_images=4, passes=1, fewer=5)},
     training=QUICK_TRAINING,
     fitting=QUICK_FITTING,
     head="fast",
@@ -156,31 +177,30 @@ class Row:
     Attributes:
         name: What the table calls it.
         networks: How many networks share the runs.
-        runs: How many runs.
-        images: Test images per run, by mode.
+        images: Test images per run, by protocol.
         predict: Makes the method from a seed and that seed's setting.
         batch: Images per call, where the method must be fed little by little.
-        redrawn: Whether every run draws dropout masks of its own. Ten masks that all views share favour some classes:
-            with one draw per network its five runs would share their luck.
+        redrawn: Whether every run draws dropout masks of its own. Masks that all views share favour some classes: with
+            one draw per network its five runs would share their luck.
+        recipe: How its networks are trained.
     """
 
     name: str
     networks: int
-    runs: int
-    images: dict[Literal["each", "run"], int]
+    images: dict[Protocol, int]
     predict: Callable[[int, Setting], Predict]
     batch: int | None = None
     redrawn: bool = False
+    recipe: Recipe = "zoo"
 
 
 def rows(study: Study, size: Size, dataset: str) -> list[Row]:
     """Return the rows of a data set."""
     part = size.shares.get(dataset, size.share)
-    images: dict[Literal["each", "run"], int] = {"each": part.images, "run": part.run_images}
+    images: dict[Protocol, int] = {"each": part.images, "run": part.run_images, "paper": part.paper_images}
     training = size.training
     if training.images is not None:
         training = replace(training, images=training.images // part.fewer)
-    slow = 128 if study.device.startswith("cuda") else 16
 
     def named(method: str) -> Callable[[int, Setting], Predict]:
         return lambda _, given: build(method, given)
@@ -188,34 +208,43 @@ def rows(study: Study, size: Size, dataset: str) -> list[Row]:
     def trained(method: str) -> Callable[[int, Setting], Predict]:
         return lambda seed, _: canonicalising(baseline(study, method, dataset, seed, training))
 
-    def public(_: int, given: Setting) -> Predict:
-        return public_code(ReferenceITS(given.model, passes=part.public_passes, seed=given.seed))
-
-    many = {name: Row(name, size.networks, size.runs, images, named(method)) for name, method in _named(size).items()}
-    table = [many.pop("CNN")]
-    table += [Row(name, size.trained, size.runs, images, trained(method)) for name, method in (TRAINED | CUT).items()]
-    table += [replace(many.pop(name), redrawn=True) for name in ("ITS³", "ITS⁵")]
-    deep: dict[Literal["each", "run"], int] = {"each": part.deep_images}
-    for name, method in (("ITS³", "paper3"), ("ITS⁵", "paper5")) if part.deep_images else ():
-        deeper = f"{name}, M = {size.deep_passes}"
-        table.append(Row(deeper, size.networks, size.deep_runs, deep, named(method), redrawn=True))
-    table.append(Row("public code", size.networks, size.runs, images, public, slow, redrawn=True))
+    searched = searches(size, part, images, 128 if study.device.startswith("cuda") else 16)
+    table = [Row("CNN", size.networks, images, named("vanilla"))]
+    table += [Row(name, size.trained, images, trained(method)) for name, method in (TRAINED | OWN_ETN).items()]
+    table += searched
     if size.augmented:
-        table.append(Row("augmented CNN", size.trained, size.runs, images, named("augmented")))
-    return table + list(many.values())
+        table.append(Row("augmented CNN", size.trained, images, named("augmented")))
+    others = {"TTA, mean": "tta-mean", "TTA, max": "tta-max", "annealing": "anneal", "balanced": "balanced"}
+    table += [
+        Row(name, size.networks, images, named(method)) for name, method in (others | {"head": size.head}).items()
+    ]
+    if dataset in NOTEBOOK_RECIPES:
+        table += [replace(row, recipe="notebook") for row in [table[0], *searched]]
+    return table
 
 
-def _named(size: Size) -> dict[str, str]:
-    """Return the rows that are methods of `headtilt evaluate`."""
-    return {
-        "CNN": "vanilla",
-        "ITS³": "paper3",
-        "ITS⁵": "paper5",
-        "TTA, mean": "tta-mean",
-        "TTA, max": "tta-max",
-        "balanced": "balanced",
-        "head": size.head,
-    }
+def searches(size: Size, part: Share, images: dict[Protocol, int], slow: int) -> list[Row]:
+    """Return the rows of the tree and of the public code.
+
+    Args:
+        size: Of the item.
+        part: Of the data set.
+        images: Test images per run, by protocol.
+        slow: Images per call of the public code.
+    """
+
+    def named(method: str) -> Callable[[int, Setting], Predict]:
+        return lambda _, given: build(method, given)
+
+    def public(levels: int) -> Callable[[int, Setting], Predict]:
+        return lambda _, given: public_code(
+            ReferenceITS(given.model, levels=levels, passes=given.mc_passes, seed=given.seed)
+        )
+
+    few: dict[Protocol, int] = {"each": part.public_images, "paper": min(images["paper"], 10 * part.public_images)}
+    table = [Row(name, size.networks, images, named(method), redrawn=True) for name, method in RULES.items()]
+    table += [Row(name, size.networks, few, public(levels), slow, redrawn=True) for name, levels in PUBLIC.items()]
+    return table
 
 
 def public_code(search: ReferenceITS) -> Predict:
@@ -229,79 +258,136 @@ def public_code(search: ReferenceITS) -> Predict:
 
 
 def measure(study: Study, size: Size, store: Store) -> Report:
-    """Return mean and spread over runs for each data set, mode and row, and every run."""
+    """Return mean and spread over runs for each data set, protocol and row, and every run."""
     datasets, left_out = study.available(DATASETS)
     jobs: dict[tuple[str, ...], Callable[[], Any]] = {}
     for dataset in datasets:
-        part = size.shares.get(dataset, size.share)
-        settings = Settings(study, size, dataset, part.passes)
+        settings = Settings(study, size, dataset)
+        for seed in range(size.networks):
+            jobs[dataset, "choice", f"network {seed}"] = partial(choice, seed, settings)
         for row in rows(study, size, dataset):
-            passes = size.deep_passes if "M =" in row.name else part.passes
-            for seed in range(min(row.networks, row.runs)):
-                key = (dataset, row.name, f"network {seed}")
-                jobs[key] = partial(run, row, seed, passes, settings)
+            for seed in range(min(row.networks, size.runs)):
+                key = (dataset, row.name, *([NOTEBOOK] if row.recipe == "notebook" else []), f"network {seed}")
+                jobs[key] = partial(run, row, seed, settings)
     found = store.gather(jobs)
+    choices: dict[str, list[dict[str, float]]] = {}
     tables: dict[str, Any] = {}
-    for (dataset, name, _), runs in found.items():
-        for mode, entries in runs.items():
-            tables.setdefault(dataset, {}).setdefault(mode, {}).setdefault(name, []).extend(entries)
+    for (dataset, name, *rest), runs in found.items():
+        if name == "choice":
+            choices.setdefault(dataset, []).append(runs)
+            continue
+        for protocol, entries in runs.items():
+            place = f"{protocol}, {NOTEBOOK}" if NOTEBOOK in rest else protocol
+            tables.setdefault(dataset, {}).setdefault(place, {}).setdefault(name, []).extend(entries)
     summary = {
-        dataset: {mode: {name: summarise(runs) for name, runs in table.items()} for mode, table in modes.items()}
-        for dataset, modes in tables.items()
+        dataset: {place: {name: summarise(runs) for name, runs in table.items()} for place, table in places.items()}
+        for dataset, places in tables.items()
     }
-    return {
+    report = {
         "left_out": left_out,
         "notes": notes(size, datasets),
+        "origin": ORIGIN,
+        "printed_spreads": printed_spreads(),
+        "unfitted": chosen(choices),
         "results": summary,
         "runs": tables,
-        "verdict": {dataset: verdict(dataset, modes["each"]) for dataset, modes in summary.items()},
     }
+    return {**report, "verdict": judge(report)}
+
+
+def judge(report: Report) -> dict[str, Any]:
+    """Return what the numbers of each data set decide."""
+    unfitted = report["unfitted"]["rule"]
+    return {dataset: verdict(dataset, places, unfitted) for dataset, places in report["results"].items()}
+
+
+def chosen(choices: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the unfitted rule of highest accuracy on validation images, averaged over sets, and the accuracies."""
+    table = {
+        dataset: {name: spread([entry[name] for entry in entries]) for name in UNFITTED}
+        for dataset, entries in choices.items()
+    }
+    mean = {name: statistics.fmean(table[dataset][name]["mean"] for dataset in table) for name in UNFITTED}
+    return {"rule": max(mean, key=lambda name: mean[name]), "validation_accuracy": table, "mean": mean}
+
+
+def choice(seed: int, settings: Settings) -> dict[str, float]:
+    """Return the accuracy of each unfitted rule with one network on tilted validation images."""
+    given = settings.at(seed)
+    count = settings.part.chosen_images
+    data = draw_images(settings.study, settings.dataset, count, seed=seed, split="validation")
+    test = tilt(data, draw_transforms("affine", len(data), seed=seed), settings.study.device)
+    return {name: ask(build(RULES[name], given), test)["accuracy"] for name in UNFITTED}
 
 
 class Settings:
-    """The setting of each network of a data set, made when it is first asked for; one at a time stays in memory."""
+    """The setting of each network of a data set, made when it is first asked for, and the test images."""
 
-    def __init__(self, study: Study, size: Size, dataset: str, passes: int) -> None:
-        self.study, self.size, self.dataset, self.passes = study, size, dataset, passes
-        self._known: dict[tuple[int, int], Setting] = {}
-        self._tests: dict[tuple[str, int, int], TestSet] = {}
+    def __init__(self, study: Study, size: Size, dataset: str) -> None:
+        self.study, self.size, self.dataset = study, size, dataset
+        self.part = size.shares.get(dataset, size.share)
+        self._known: dict[tuple[int, Recipe], Setting] = {}
+        self._tests: dict[tuple[Protocol, int, int], TestSet] = {}
 
-    def at(self, seed: int, passes: int) -> Setting:
+    def at(self, seed: int, recipe: Recipe = "zoo") -> Setting:
         """Return the setting of a seed; what was fitted for it is kept."""
-        if (seed, passes) not in self._known:
-            levels = schedule("affine").searched
-            fewer = self.size.shares.get(self.dataset, self.size.share).fewer
-            fitting = replace(self.size.fitting, images=self.size.fitting.images // fewer)
-            self._known[seed, passes] = setting(self.study, self.dataset, seed, levels, fitting, passes)
-        return self._known[seed, passes]
+        if (seed, recipe) not in self._known:
+            fitting = replace(self.size.fitting, images=self.size.fitting.images // self.part.fewer)
+            self._known[seed, recipe] = setting(
+                self.study,
+                self.dataset,
+                seed,
+                schedule("affine").searched,
+                fitting,
+                self.part.passes,
+                notebook=recipe == "notebook",
+            )
+        return self._known[seed, recipe]
 
-    def test(self, mode: Literal["each", "run"], number: int, count: int) -> TestSet:
+    def test(self, protocol: Protocol, number: int, count: int) -> TestSet:
         """Return the tilted images of a run: the same for every row."""
-        key = (mode, number, count)
+        key = (protocol, number, count)
         if key not in self._tests:
             data = draw_images(self.study, self.dataset, count, seed=number)
-            transforms = draw_transforms("affine", len(data), seed=number, mode=mode)
+            transforms = draw_transforms("affine", len(data), seed=number, mode=protocol)
             self._tests[key] = tilt(data, transforms, self.study.device)
         return self._tests[key]
 
 
-def run(row: Row, seed: int, passes: int, settings: Settings) -> dict[str, list[dict[str, Any]]]:
-    """Return what one network's method does in its share of the runs, by mode."""
-    given = settings.at(seed, passes)
+def run(row: Row, seed: int, settings: Settings) -> dict[str, list[dict[str, Any]]]:
+    """Return what one network's method does in its share of the runs, by protocol."""
+    given = settings.at(seed, row.recipe)
     once = None if row.redrawn else row.predict(seed, given)
     found: dict[str, list[dict[str, Any]]] = {}
-    for mode, count in row.images.items():
-        for number in range(seed, row.runs, row.networks):
+    for protocol, count in row.images.items():
+        # By the paper's protocol a run is a whole test set, and one for each network will do.
+        runs = seed + 1 if protocol == "paper" else settings.size.runs
+        for number in range(seed, runs, row.networks):
             predict = once or row.predict(seed, replace(given, seed=number))
-            test = settings.test(mode, number, count)
-            entry = {"seed": number, "network": seed, "images": len(test), **ask(predict, test, row.batch)}
-            found.setdefault(mode, []).append(entry)
+            test = settings.test(protocol, number, count)
+            asked = ask(predict, test, row.batch, batches=protocol == "paper")
+            found.setdefault(protocol, []).append({"seed": number, "network": seed, "images": len(test), **asked})
     return found
 
 
 def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return mean and standard deviation over runs of every field, and how many images there were in all."""
-    fields = {name: spread([entry.get(name) for entry in runs]) for name in FIELDS}
+    """Return mean and standard deviation over runs of every field, and how many images there were in all.
+
+    `over_networks` is the spread of the networks' mean accuracies. Runs by the paper's protocol have its own figures
+    under "as_printed", each averaged over runs.
+    """
+    fields: dict[str, Any] = {name: spread([entry.get(name) for entry in runs]) for name in FIELDS}
+    networks: dict[int, list[float]] = {}
+    for entry in runs:
+        networks.setdefault(entry["network"], []).append(entry["accuracy"])
+    fields["over_networks"] = spread([statistics.fmean(values) for values in networks.values()])
+    if "mini_batches" in runs[0]:
+        fields["as_printed"] = {
+            name: {
+                part: statistics.fmean(entry["mini_batches"][name][part] for entry in runs) for part in ("mean", "std")
+            }
+            for name in runs[0]["mini_batches"]
+        }
     return {**fields, "images": sum(entry["images"] for entry in runs)}
 
 
@@ -309,10 +395,15 @@ def notes(size: Size, datasets: list[str]) -> list[str]:
     """Return what a reader of the numbers must know."""
     passes = {WORDS.get(name, name): size.shares.get(name, size.share).passes for name in datasets}
     said = [
-        "each: one transform per image (primary); run: one transform for all images of a run. The paper does not say.",
-        "frobenius is the mean distance per image, frobenius_batch128 the norm over a batch of 128 that the paper has.",
-        f"Monte-Carlo passes: {', '.join(f'{name} {count}' for name, count in passes.items())}.",
-        "The public code's behaviour is shown at three levels only: its five-level search is not matched.",
+        "each: one transform per image, off the grid (ours, primary); run: one transform for all images of a run; "
+        "paper: one per image, on the 17-point grid with both ends.",
+        "± is the sample standard deviation over runs; over_networks that of the networks' means; as_printed has the "
+        "paper's own, over mini-batches of 128 with the short last one divided by 128, too.",
+        "frobenius is the mean distance per image, frobenius_batch128 is √(128 · mean ‖A − B‖²).",
+        f"Monte-Carlo passes of every tree: {', '.join(f'{name} {count}' for name, count in passes.items())}.",
+        "ITS³ and ITS⁵ are the rules as printed, answered by class support; by energy and the sum over the tree are "
+        "rules of ours, as are annealing, balanced and head. ETN has the official architecture.",
+        "Quoted and not run: Chefer et al., the fine-tuned ViT, EfficientNet-B0 and ConvNeXt-T of table 2.",
     ]
     if size.training.warm:
         said.append("Quick: baselines start from the trained network and see few images; do not quote their numbers.")
@@ -321,26 +412,66 @@ def notes(size: Size, datasets: list[str]) -> list[str]:
     return said
 
 
-def verdict(dataset: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the numbers of one data set decide."""
+def printed_spreads() -> dict[str, Any]:
+    """Return for each printed accuracy its printed spread, and the one that a short last batch explains."""
+    return {
+        dataset: {
+            name: {"mean": mean, "printed": std, "explained": expected_spread(mean, PAPER_IMAGES[dataset])}
+            for name, (mean, std) in PAPER[dataset]["accuracy"].items()
+        }
+        for dataset in PAPER_IMAGES
+    }
+
+
+def verdict(dataset: str, places: Mapping[str, Any], unfitted: str) -> dict[str, Any]:
+    """Return what the numbers of one data set decide.
+
+    Args:
+        dataset: Its name.
+        places: Tables by protocol.
+        unfitted: The rule chosen on validation images.
+    """
+    table = places["each"]
     mean = {name: entry["accuracy"]["mean"] for name, entry in table.items()}
     its = min(mean["ITS³"], mean["ITS⁵"])
     trained, ours = (max(mean[name] for name in names) for names in (TRAINED, OURS))
     found: dict[str, Any] = {
-        "its_above_trained_canonicalisers": its > trained,
-        "its_above_them_with_the_angle_cut": its > max(mean[name] for name in (TRAINED | CUT) if name != "ETN"),
+        "literal_above_trained_canonicalisers": its > trained,
+        "unfitted_rule": unfitted,
+        "unfitted": mean[unfitted],
+        "unfitted_above_trained_canonicalisers": mean[unfitted] > trained,
+        "unfitted_above_our_equivariant_transformer": mean[unfitted] > mean["ETN, ours"],
         "its_has_lowest_frobenius": _lowest(table) in ("ITS³", "ITS⁵"),
         "best_of_ours": ours,
-        "ours_above_trained_canonicalisers": ours > trained,
+        "ours_above_trained_canonicalisers": ours > max(trained, mean["ETN, ours"]),
     }
-    if dataset in PAPER:
-        printed = PAPER[dataset]["accuracy"]
-        found["difference_to_paper"] = {name: mean[name] - printed[name][0] for name in PAPER_ROWS}
-        found["its3_within_4_points"] = abs(mean["ITS³"] - printed["ITS³"][0]) <= 4
-        # The paper's figures come from its code, whose rules are not those of its text.
-        found["public_code_minus_paper"] = mean["public code"] - printed["ITS³"][0]
-        found["ours_above_paper"] = found["best_of_ours"] > max(value for value, _ in printed.values())
+    if dataset not in PAPER:
+        return found
+    printed = PAPER[dataset]["accuracy"]
+    found["difference_to_paper"] = {name: mean[name] - printed[name][0] for name in PAPER_ROWS}
+    found["public_code_minus_paper"] = mean["public code, ITS³"] - printed["ITS³"][0]
+    found["ours_above_paper"] = ours > max(value for value, _ in printed.values())
+    found["reaching_its3"] = reaching(places, printed["ITS³"][0])
     return found
+
+
+def reaching(places: Mapping[str, Any], printed: float) -> dict[str, Any]:
+    """Return which rule comes nearest to the printed ITS³ by the paper's protocol, and whether it is within the spread.
+
+    The accuracy compared is the paper's own kind, and the spread is over networks.
+    """
+    place = f"paper, {NOTEBOOK}" if f"paper, {NOTEBOOK}" in places else "paper"
+    rules = [*UNFITTED, "public code, ITS³"]
+    apart = {name: places[place][name]["as_printed"]["accuracy"]["mean"] - printed for name in rules}
+    rule = min(apart, key=lambda name: abs(apart[name]))
+    allowed = places[place][rule]["over_networks"]["std"]
+    return {
+        "networks": place,
+        "rule": rule,
+        "points": apart[rule],
+        "spread": allowed,
+        "reached": apart[rule] >= -allowed,
+    }
 
 
 def _lowest(table: Mapping[str, Any]) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from headtilt.its import ITS
 from headtilt.paper import baselines, zoo
 from headtilt.paper.data import load as load_data
 from headtilt.paper.data.dataset import Dataset
-from headtilt.paper.data.perturb import BATCH, TestSet, pose_errors
+from headtilt.paper.data.perturb import TestSet, distances, mini_batches, pose_errors
 from headtilt.paper.experiments.methods import Predict, Prediction, Setting
 from headtilt.paper.experiments.reproduce.study import Study
 from headtilt.paper.experiments.retrain import retrained
@@ -68,13 +67,14 @@ QUICK_TRAINING = Training(images=1024, epochs=2, warm=True)
 QUICK_FITTING = Fitting(200, HeadRecipe(hidden=64, looks=1))
 
 
-def network(study: Study, dataset: str, seed: int) -> nn.Module:
-    """Return the trained CNN of a data set and seed."""
+def network(study: Study, dataset: str, seed: int, *, notebook: bool = False) -> nn.Module:
+    """Return the trained CNN of a data set and seed, by the zoo's recipe or by that of the authors' notebook."""
 
     def told(done: int, total: int, loss: float) -> None:  # noqa: ARG001
         study.tell(f"training {dataset}:{seed}", done, total)
 
-    return zoo.load(f"{dataset}:{seed}", device=study.device, folders=study.folders, progress=told)
+    load = zoo.load_notebook if notebook else zoo.load
+    return load(f"{dataset}:{seed}", device=study.device, folders=study.folders, progress=told)
 
 
 def baseline(study: Study, name: str, dataset: str, seed: int, training: Training) -> nn.Module:
@@ -110,13 +110,20 @@ def baseline(study: Study, name: str, dataset: str, seed: int, training: Trainin
 
 
 def setting(
-    study: Study, dataset: str, seed: int, levels: Sequence[Group], fitting: Fitting, mc_passes: int = 10
+    study: Study,
+    dataset: str,
+    seed: int,
+    levels: Sequence[Group],
+    fitting: Fitting,
+    mc_passes: int = 10,
+    *,
+    notebook: bool = False,
 ) -> Setting:
     """Return what the methods of `headtilt evaluate` are given: network, levels, and unlabelled images to fit on."""
     images = cache(lambda: load_data(dataset, "fit", folders=study.folders, limit=fitting.images).floats())
     held_out = min(HELD_OUT_IMAGES, max(fitting.images // 2, 16))
     return Setting(
-        model=network(study, dataset, seed),
+        model=network(study, dataset, seed, notebook=notebook),
         levels=tuple(levels),
         fit_images=images,
         held_out=lambda: load_data(dataset, "validation", folders=study.folders, limit=held_out).floats(),
@@ -153,9 +160,11 @@ def canonicalising(model: nn.Module) -> Predict:
     return predict
 
 
-def draw_images(study: Study, dataset: str, count: int | None, seed: int = 0) -> Dataset:
-    """Return test images, chosen by the seed."""
-    return load_data(dataset, "test", folders=study.folders, limit=count, seed=seed)
+def draw_images(
+    study: Study, dataset: str, count: int | None, seed: int = 0, split: Literal["test", "validation"] = "test"
+) -> Dataset:
+    """Return images, chosen by the seed."""
+    return load_data(dataset, split, folders=study.folders, limit=count, seed=seed)
 
 
 def tilt(data: Dataset, transforms: Tensor, device: str) -> TestSet:
@@ -168,23 +177,26 @@ def tilt(data: Dataset, transforms: Tensor, device: str) -> TestSet:
     return TestSet(torch.cat(parts), data.labels.to(device), transforms)
 
 
-def ask(predict: Predict, test: TestSet, batch: int | None = None) -> dict[str, float | None]:
+def ask(predict: Predict, test: TestSet, batch: int | None = None, *, batches: bool = False) -> dict[str, Any]:
     """Return accuracy and pose errors of a method on a test set.
 
-    `frobenius_batch128` is √(128 · mean ‖A − B‖²), the norm over a batch of 128 matrices that the paper reports.
+    Args:
+        predict: The method.
+        test: What it is asked about.
+        batch: Images per call.
+        batches: Whether to add what `mini_batches` says, under "mini_batches".
     """
     batch = batch or (1000 if test.images.is_cuda else 250)
     answers = [predict(test.images[start : start + batch]) for start in range(0, len(test), batch)]
-    labels = torch.cat([answer.labels for answer in answers]).to(test.labels)
+    right = torch.cat([answer.labels for answer in answers]).to(test.labels) == test.labels
     poses = [answer.perturbation for answer in answers if answer.perturbation is not None]
-    found: dict[str, float | None] = {"accuracy": share(labels == test.labels)}
-    if poses:
-        estimate = torch.cat(poses).cpu().double()
-        distance = (estimate - test.transforms.cpu().double()).flatten(1).norm(dim=1)
-        errors = pose_errors(estimate, test.transforms)
-        found["frobenius"] = float(distance.mean())
-        found["frobenius_batch128"] = math.sqrt(BATCH * float(distance.square().mean()))
-        found["angle_error_deg"] = errors["angle_error_deg"]
+    estimate = torch.cat(poses) if poses else None
+    found: dict[str, Any] = {"accuracy": share(right)}
+    if estimate is not None:
+        found |= pose_errors(estimate, test.transforms)
+    if batches:
+        apart = None if estimate is None else distances(estimate, test.transforms)
+        found["mini_batches"] = mini_batches(right.cpu(), apart)
     return found
 
 
