@@ -129,7 +129,7 @@ def answers(
         workers: Threads that read files ahead; None chooses.
     """
     waiting: list[tuple[str, Tensor | str]] = []
-    for item in _squares(sources, adapted, batch, workers):
+    for item in squares(sources, adapted, batch, workers):
         waiting.append(item)
         if len(waiting) == batch:
             yield from _answers(robust, adapted, waiting, topk)
@@ -137,8 +137,8 @@ def answers(
     yield from _answers(robust, adapted, waiting, topk)
 
 
-def _squares(
-    sources: Iterable[Any], adapted: Adapted, ahead: int, workers: int | None
+def squares(
+    sources: Iterable[Any], adapted: Adapted, ahead: int, workers: int | None = None
 ) -> Iterator[tuple[str, Tensor | str]]:
     """Yield each source's name with its square, or with why there is none; some are read ahead."""
 
