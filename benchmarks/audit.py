@@ -25,7 +25,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headtilt.apps.audit import MIXED, ORIENTATIONS, TURNS, UNKNOWN, Votes, ask, judged, likeliest, turned
+from headtilt.apps.audit import (
+    MIXED,
+    NOTABLE,
+    ORIENTATIONS,
+    TURNS,
+    UNKNOWN,
+    Votes,
+    ask,
+    judged,
+    likeliest,
+    share_of,
+    turned,
+)
 from headtilt.apps.playground.methods import PACKAGED
 from headtilt.paper.data import load as load_data
 from headtilt.paper.data.folder import list_images
@@ -44,6 +56,7 @@ MIXTURES = {
     "every turn": (0.25,) * 4,
 }
 BATCH = 10
+Verdict = tuple[str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -145,23 +158,27 @@ def check_that_sources_are_permutations(subject: Subject, robust: Pretrained, sp
         torch.testing.assert_close(ask(robust, changed).evidence, upright[:, arriving(source)], rtol=1e-3, atol=1e-3)
 
 
-def drawn(likelihood: Tensor, sources: Tensor) -> tuple[str, str]:
-    """Return the verdict on images (n, 8) of which each comes from a source (n,) of its own."""
+def drawn(likelihood: Tensor, sources: Tensor) -> Verdict:
+    """Return the verdict on images (n, 8) of which each comes from a source (n,) of its own, and if some stand out."""
     place = torch.tensor([arriving(source) for source in range(len(ORIENTATIONS))])[sources]
     votes = likelihood.gather(1, place)
-    return judged(votes, likeliest(turned(votes)))
+    turns = turned(votes)
+    shares = likeliest(turns)
+    verdict, mirrored = judged(votes, shares)
+    most = max((share_of(turns, shares, turn) for turn in range(TURNS)), key=lambda share: share.share)
+    return verdict, mirrored, most.rest.low > NOTABLE
 
 
-def is_right(verdict: tuple[str, str], source: int) -> bool:
+def is_right(verdict: Verdict, source: int) -> bool:
     """Return whether a verdict names the turn, and whether images are mirrored, unless it leaves that open."""
-    found, mirrored = verdict
+    found, mirrored, _ = verdict
     if found in (MIXED, UNKNOWN):
         return False
     same_turn = ORIENTATIONS.index(found) % TURNS == source % TURNS
     return same_turn and mirrored in (UNKNOWN, "yes" if source >= TURNS else "no")
 
 
-def trials(votes: Votes, source: int | tuple[float, ...], size: int, repeats: int, seed: int) -> list[tuple[str, str]]:
+def trials(votes: Votes, source: int | tuple[float, ...], size: int, repeats: int, seed: int) -> list[Verdict]:
     """Return the verdicts on a source that does one thing, or several with these probabilities."""
     generator = torch.Generator().manual_seed(seed)
     likelihood = votes.likelihood
@@ -176,15 +193,16 @@ def trials(votes: Votes, source: int | tuple[float, ...], size: int, repeats: in
     return found
 
 
-def summary(verdicts: list[tuple[str, str]], right: list[bool]) -> dict[str, float]:
-    unknown = sum(found == UNKNOWN for found, _ in verdicts)
-    told = sum(mirrored != UNKNOWN for _, mirrored in verdicts)
+def summary(verdicts: list[Verdict], right: list[bool]) -> dict[str, float]:
+    unknown = sum(found == UNKNOWN for found, _, _ in verdicts)
+    told = sum(mirrored != UNKNOWN for _, mirrored, _ in verdicts)
     count = len(verdicts)
     return {
         "right": 100 * sum(right) / count,
         "cannot_tell": 100 * unknown / count,
         "wrong": 100 * (count - unknown - sum(right)) / count,
         "mirroring_told": 100 * told / count,
+        "some_stand_out": 100 * sum(apart for _, _, apart in verdicts) / count,
         "trials": count,
     }
 

@@ -309,7 +309,7 @@ def mirroring(likelihood: Tensor, shares: Tensor) -> Mirror:
     if count < 2:
         return UNKNOWN
     leaning = float(lead.mean() / (lead.std() / count**0.5).clamp_min(1e-12))
-    if abs(leaning) < MIRROR_DEVIATIONS + 10 / count:
+    if abs(leaning) < MIRROR_DEVIATIONS + 20 / count:
         return UNKNOWN
     return "yes" if leaning > 0 else "no"
 

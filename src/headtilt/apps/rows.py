@@ -103,10 +103,12 @@ class Answer:
     Attributes:
         row: What is said of the image.
         pose: (3, 3), what turns the square that the model saw upright; None where there is no answer.
+        confidence: How probable that pose is by a fitted head; None where no head tells.
     """
 
     row: Row
     pose: Tensor | None = None
+    confidence: float | None = None
 
 
 def answers(
@@ -181,7 +183,8 @@ def _searched(robust: ITS, adapted: Adapted, images: list[Tensor], paths: list[s
     def ask(some: list[Tensor], names: list[str]) -> list[Answer]:
         result = robust.search(torch.stack(some))
         rows = rows_of(result, names, adapted.labels, topk=topk)
-        return [Answer(row, pose) for row, pose in zip(rows, result.pose.double().cpu(), strict=True)]
+        sure = [None if math.isnan(one) else one for one in result.pose_confidence.tolist()]
+        return [Answer(*parts) for parts in zip(rows, result.pose.double().cpu(), sure, strict=True)]
 
     def alone(image: Tensor, path: str) -> Answer:
         try:

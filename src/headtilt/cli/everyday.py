@@ -16,9 +16,10 @@ from rich.table import Table
 
 from headtilt.cli.app import Device, Seed, app, progress
 from headtilt.cli.options import EXIT_CODES, Batch, Bundle, Files, Levels, Preset, Size, Spec, opened_model
-from headtilt.errors import DataError, OptionError, one_of
+from headtilt.errors import OptionError, one_of
 
 if TYPE_CHECKING:
+    from headtilt.apps.canonicalise import Copy
     from headtilt.apps.rows import Row
     from headtilt.sources.images import Survey
 
@@ -100,7 +101,7 @@ def explain(
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "[dim]$[/dim] headtilt canonicalise photos/ --model hf:FOLDER --bundle robust --out upright\n\n"
-    "[dim]$[/dim] headtilt canonicalise scans/*.png --model onnx:pages.onnx --preset documents --out upright\n\n"
+    "[dim]$[/dim] headtilt canonicalise photos/ --model hf:FOLDER --bundle robust --out upright --tag-only\n\n"
     f"{EXIT_CODES} Files that exist are never replaced without --force, and originals not even with it."
 )
 def canonicalise(
@@ -110,45 +111,57 @@ def canonicalise(
     bundle: Bundle = None,
     levels: Levels = None,
     preset: Preset = None,
+    unfitted: Annotated[
+        bool, typer.Option("--unfitted", help="Turn images without a fitted bundle: many upright ones will be, too.")
+    ] = False,
+    min_confidence: Annotated[
+        float, typer.Option(min=0, max=1, help="Leave images alone whose pose is less probable than that.")
+    ] = 0.0,
+    tag_only: Annotated[
+        bool,
+        typer.Option(
+            "--tag-only", help="Leave pixels alone and write the EXIF orientation (JPEG, PNG; others are turned)."
+        ),
+    ] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no contact sheets and no report.json.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     as_json: Json = False,
     device: Device = "auto",
     size: Size = None,
     batch: Batch = 32,
 ) -> None:
-    """Write upright copies of images, at their own resolution; what is upright already is copied as it is."""
-    from dataclasses import replace
+    """Write upright copies of images, at their own resolution; what is upright already is copied as it is.
 
-    from headtilt.apps.canonicalise import targets, write_upright
-    from headtilt.apps.rows import answers
+    Only images are turned of whose pose the bundle's gate is sure. Quarter turns are exact; under other angles the
+    frame grows around the whole picture. Contact sheets in OUT/headtilt-report show every image before and after.
+    """
+    from headtilt.apps.canonicalise import check_fitted, copies, targets
+    from headtilt.apps.contact_sheet import write_report
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"out must be a folder; {out} is a file.")
     found = _survey(files)
     places = targets(found, out)
     robust = opened_model(model, bundle, levels, preset, size, device)
-    written: list[tuple[Row, Path | None]] = []
+    check_fitted(robust, unfitted=unfitted)
+    done = []
     try:
         with progress() as tell:
             tell("turning upright", 0, len(places))
-            for answer, (source, target) in zip(
-                answers(robust, robust.adapted, places, batch=batch), places.items(), strict=True
-            ):
-                row, path = answer.row, None
-                if answer.pose is not None:
-                    try:
-                        path = write_upright(source, target, answer.pose, robust.adapted, force=force)
-                    except (DataError, OSError) as error:
-                        row = replace(row, error=str(error))
-                written.append((row, path))
-                tell("turning upright", len(written), len(places))
+            how: dict[str, Any] = {"min_confidence": min_confidence, "force": force, "tag_only": tag_only}
+            for copy in copies(robust, places, batch=batch, **how):
+                done.append(copy)
+                tell("turning upright", len(done), len(places))
     finally:
+        rows = [copy.as_dict() for copy in done]
         if as_json:
-            listed = [{**row.as_dict(), "out": None if path is None else str(path)} for row, path in written]
-            sys.stdout.write(json.dumps(listed, indent=1) + "\n")
+            sys.stdout.write(json.dumps(rows, indent=1) + "\n")
         else:
-            _print_written(written)
-    _conclude([row for row, _ in written], found)
+            _print_written(done)
+        if done and not no_report:
+            for path in write_report(out, rows, [copy.cell() for copy in done]):
+                Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]wrote[/dim] {escape(str(path))}")
+    _conclude([copy.row for copy in done], found)
 
 
 @app.command(
@@ -312,12 +325,13 @@ def _print_table(rows: list[Row], topk: int) -> None:
     Console(highlight=False).print(table)
 
 
-def _print_written(written: list[tuple[Row, Path | None]]) -> None:
+def _print_written(done: list[Copy]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("image", overflow="fold")
-    table.add_column("tilt", justify="right", no_wrap=True)
+    table.add_column("what was done")
     table.add_column("copy", overflow="fold")
-    for row, path in written:
-        error = f"[red]{escape(_shown(row.error or ''))}[/red]"
-        table.add_row(escape(_shown(row.path)), _tilt(row), error if path is None else escape(_shown(str(path))))
+    for copy in done:
+        error = f"[red]{escape(_shown(copy.row.error or ''))}[/red]"
+        place = error if copy.written is None else escape(_shown(str(copy.written.path)))
+        table.add_row(escape(_shown(copy.row.path)), "" if copy.written is None else copy.words(), place)
     Console(highlight=False).print(table)
