@@ -177,8 +177,11 @@ def fit(
     preset: Annotated[str, typer.Option(help="accurate, or fast: a quarter of the views.")] = "accurate",
     method: Annotated[str, typer.Option(help="head (best), balance (quickest), prototypes, neighbours.")] = "head",
     promise: Annotated[
-        float, typer.Option(help="Points of upright accuracy that the search may cost; negative: no gate.")
+        float, typer.Option(min=0, max=100, help="Points of upright accuracy that the search may cost.")
     ] = 0.5,
+    no_gate: Annotated[
+        bool, typer.Option("--no-gate", help="Fit no gate: for images that are nearly all tilted.")
+    ] = False,
     refine: Annotated[int, typer.Option(min=0, help="Rounds of refining the best poses, within the same views.")] = 0,
     images: Annotated[int, typer.Option(min=8, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
     thorough: Annotated[
@@ -208,6 +211,8 @@ def fit(
     from headtilt.apps.fitting import Fitting
     from headtilt.calibration.head import HeadRecipe
     from headtilt.calibration.head import thorough as patient
+    from headtilt.geometry.warp import centre_crop
+    from headtilt.sources.health import health
 
     one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
     one_of("preset", preset, ("accurate", "fast"))
@@ -219,9 +224,11 @@ def fit(
     recipe = replace(
         patient() if thorough else HeadRecipe(), **{name: value for name, value in given.items() if value is not None}
     )
-    fitting = Fitting(method, None if promise < 0 else promise, images, recipe, seed)
+    fitting = Fitting(method, None if no_gate else promise, images, recipe, seed)
     with progress(silent=True) as tell:
         read, broken = fitting.read(robust, found.paths, tell)
+    for sentence in health(robust.predictor.with_model(robust.model), centre_crop(read, robust.adapted.size)).advice():
+        _aside(sentence)
     console = Console(highlight=False, soft_wrap=True)
     console.print(fitting.cost(robust, read).words())
     with progress(silent=True) as tell:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from headtilt.errors import DataError, HeadtiltError, ModelError, OptionError, at_least
@@ -41,12 +42,22 @@ def load(spec: str, *, device: str = "cpu", size: int | None = None) -> Adapted:
         device: Where it should live.
         size: Side of the square that the model sees, in place of its own.
     """
+    check_device(device)
     scheme, rest = parse(spec)
     adapted = SCHEMES[scheme][1](rest, device)
     if size is not None:
         at_least("size", size, 1)
         adapted = replace(adapted, size=size, resize=max(size, adapted.resize))
     return adapted
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise `OptionError` for a device that torch does not have here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise OptionError(f"device must be cpu, or another that torch has here; got {str(device)!r}: {why}.") from error
 
 
 def parse(spec: str) -> tuple[str, str]:
