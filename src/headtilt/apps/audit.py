@@ -59,6 +59,7 @@ UNFITTED = (0.5, 0.1)
 # Half the 0.95 and 0.99 quantiles of chi-squared with one degree of freedom.
 SHOWN_DROP, VERDICT_DROP = 1.92, 3.32
 MIRROR_DEVIATIONS = 3.0  # of the mean vote
+LEAST_LEAN = 0.3  # deviations of a single vote: models of photographs lean by 0.15 at most, those of digits by 1
 MOST, ALL = 0.5, 0.9  # shares: a verdict needs more than the first; a source below the second is mixed
 NOTABLE = 0.02  # share of images that are unlike the others, at least, to be spoken of
 ROUNDS, GRID = 200, 401
@@ -302,14 +303,15 @@ def mirroring(likelihood: Tensor, shares: Tensor) -> Mirror:
     """Return whether images arrive mirrored, by votes (n, 8) under the likeliest shares (4,) of turns.
 
     A model that is blind to mirrors votes at random, as a source would that mirrors half of its images: only votes that
-    lean to one side count. Votes of few images have long tails, hence the more that they must lean.
+    lean to one side count, and only where each leans enough that it is no chance of the images at hand. Votes of few
+    images have long tails, hence the more that they must lean.
     """
     plain, mirror = ((part * shares).sum(1).log() for part in (likelihood[:, :TURNS], likelihood[:, TURNS:]))
     lead, count = mirror - plain, len(likelihood)
     if count < 2:
         return UNKNOWN
-    leaning = float(lead.mean() / (lead.std() / count**0.5).clamp_min(1e-12))
-    if abs(leaning) < MIRROR_DEVIATIONS + 20 / count:
+    leaning = float(lead.mean() / lead.std().clamp_min(1e-12))
+    if abs(leaning) < LEAST_LEAN or abs(leaning) * count**0.5 < MIRROR_DEVIATIONS + 20 / count:
         return UNKNOWN
     return "yes" if leaning > 0 else "no"
 

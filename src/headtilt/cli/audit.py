@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headtilt.cli.app import Device, Seed, app, progress
-from headtilt.cli.options import Bundle, Files, Size, Spec, opened_model
+from headtilt.cli.options import Bundle, Files, Labels, Size, Spec, opened_model
 from headtilt.errors import OptionError, one_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def audit(
     seed: Seed = 0,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
 ) -> None:
     """Say whether a source feeds the model its images upright, turned, mirrored or mixed; no labels are needed.
 
@@ -59,7 +60,7 @@ def audit(
     paths = survey(files).paths
     if not paths:
         raise OptionError(f"no images were found in {', '.join(files)}.")
-    robust = opened_model(model, bundle, None, None, size, device)
+    robust = opened_model(model, bundle, None, None, size, device, labels=labels)
     # In random order: the first of them must speak for all.
     chosen = random.Random(seed).sample(paths, min(images, len(paths)))
     with progress(silent=True) as tell:

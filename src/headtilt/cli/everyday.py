@@ -15,7 +15,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from headtilt.cli.app import Device, Seed, app, progress
-from headtilt.cli.options import EXIT_CODES, Batch, Bundle, Files, Levels, Preset, Size, Spec, opened_model
+from headtilt.cli.options import (
+    EXIT_CODES,
+    PRESETS,
+    Batch,
+    Bundle,
+    Files,
+    Labels,
+    Levels,
+    Preset,
+    Size,
+    Spec,
+    opened_model,
+)
 from headtilt.errors import OptionError, one_of
 
 if TYPE_CHECKING:
@@ -44,6 +56,7 @@ def classify(
     as_json: Json = False,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
     batch: Batch = 32,
 ) -> None:
     """Say what images show, however they are tilted, and how they are tilted."""
@@ -52,7 +65,7 @@ def classify(
     if as_csv and as_json:
         raise OptionError("--csv and --json exclude each other. Leave one of them out.")
     found = _survey(files)
-    robust = opened_model(model, bundle, levels, preset, size, device)
+    robust = opened_model(model, bundle, levels, preset, size, device, labels=labels)
     rows: list[Row] = []
     try:
         with progress() as tell:
@@ -84,13 +97,14 @@ def explain(
     preset: Preset = None,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
 ) -> None:
     """Draw why an image got its answer: before and after, its orbit, and the search."""
     from headtilt import plot
 
     one_of("out", out.suffix.lower(), (".png", ".svg"))
     plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
-    robust = opened_model(model, bundle, levels, preset, size, device)
+    robust = opened_model(model, bundle, levels, preset, size, device, labels=labels)
     result = robust.search(robust.read(file))
     path = plot.save(plot.explain(robust, result, names=robust.names, title=_shown(file.name)), out)
     console = Console(highlight=False, soft_wrap=True)
@@ -128,6 +142,7 @@ def canonicalise(
     as_json: Json = False,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
     batch: Batch = 32,
 ) -> None:
     """Write upright copies of images, at their own resolution; what is upright already is copied as it is.
@@ -142,7 +157,7 @@ def canonicalise(
         raise OptionError(f"out must be a folder; {out} is a file.")
     found = _survey(files)
     places = targets(found, out)
-    robust = opened_model(model, bundle, levels, preset, size, device)
+    robust = opened_model(model, bundle, levels, preset, size, device, labels=labels)
     check_fitted(robust, unfitted=unfitted)
     done = []
     try:
@@ -174,7 +189,9 @@ def fit(
     model: Spec,
     out: Annotated[Path, typer.Option("--out", metavar="BUNDLE", help="Folder for the bundle.")],
     levels: Levels = None,
-    preset: Annotated[str, typer.Option(help="accurate, or fast: a quarter of the views.")] = "accurate",
+    preset: Annotated[
+        str, typer.Option(help="accurate; fast: a quarter of the views; documents: quarter turns, four views.")
+    ] = "accurate",
     method: Annotated[str, typer.Option(help="head (best), balance (quickest), prototypes, neighbours.")] = "head",
     promise: Annotated[
         float, typer.Option(min=0, max=100, help="Points of upright accuracy that the search may cost.")
@@ -199,6 +216,7 @@ def fit(
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that exists.")] = False,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
 ) -> None:
     """Learn from unlabelled upright images what upright looks like to a model, and write it to a bundle.
 
@@ -215,11 +233,12 @@ def fit(
     from headtilt.sources.health import health
 
     one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
-    one_of("preset", preset, ("accurate", "fast"))
+    one_of("preset", preset, PRESETS)
     if (out / "headtilt.json").exists() and not force:
         raise OptionError(f"{out} holds a bundle already; --force replaces it.")
     found = _survey([str(folder)])
-    robust = opened_model(model, None, levels or "rotation", preset, size, device, refine=refine)
+    searched = levels if preset == "documents" else levels or "rotation"
+    robust = opened_model(model, None, searched, preset, size, device, refine=refine, labels=labels)
     given: dict[str, Any] = {"looks": looks, "hidden": hidden, "pose": pose}
     recipe = replace(
         patient() if thorough else HeadRecipe(), **{name: value for name, value in given.items() if value is not None}

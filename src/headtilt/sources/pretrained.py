@@ -87,6 +87,7 @@ def from_pretrained(
     levels: Sequence[Group] | None = None,
     device: str = "cpu",
     size: int | None = None,
+    labels: Sequence[str] | None = None,
     **options: Any,
 ) -> Pretrained:
     """Return a named model with the search around it, ready to use.
@@ -98,6 +99,7 @@ def from_pretrained(
         levels: Groups to search; the full turn by default.
         device: Where the model should live.
         size: Side of the square that the model sees, in place of its own.
+        labels: Class names for a zero-shot model, ``hf-zeroshot:NAME``.
         **options: Any of `ITS`, such as those of a preset: ``**headtilt.fast()``.
 
     Examples:
@@ -107,7 +109,7 @@ def from_pretrained(
     """
     from headtilt.sources import registry as door
 
-    return wrapped(door.load(spec, device=device, size=size), bundle=bundle, levels=levels, **options)
+    return wrapped(door.load(spec, device=device, size=size, labels=labels), bundle=bundle, levels=levels, **options)
 
 
 def wrapped(
