@@ -69,6 +69,18 @@ class Pretrained(ITS):
         self.report = {**self.report, FINGERPRINT: fingerprint(self.predictor, self.adapted)}
         super().save(folder)
 
+    def push_to_hub(self, name: str, *, token: str | None = None, private: bool = False) -> str:
+        """Write what was fitted to a repository on the Hugging Face hub, and return its address.
+
+        Args:
+            name: ORGANISATION/NAME, which ``from_pretrained(…, bundle=NAME)`` then takes.
+            token: Of an account that may write there; the one that is logged in by default.
+            private: Whether a new repository is private.
+        """
+        from headtilt.sources.hub import push
+
+        return push(self, name, token=token, private=private, model=self.adapted.name)
+
     def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
         """Yield what the search finds, once images are what the model sees."""
         wanted = self.adapted.channels, self.adapted.size, self.adapted.size
@@ -95,7 +107,8 @@ def from_pretrained(
     Args:
         spec: ``hf:NAME`` (or a folder or hub name alone), ``timm:NAME``, ``torchvision:NAME``, ``onnx:FILE``,
             ``pt2:FILE``, ``zoo:NAME`` or ``python:MODULE:FUNCTION``; see `headtilt.sources.registry.load`.
-        bundle: A folder that `save` or ``headtilt fit`` wrote for this model; levels and options come with it.
+        bundle: A folder that `save` or ``headtilt fit`` wrote for this model, or the name of one on the hub; levels and
+            options come with it.
         levels: Groups to search; the full turn by default.
         device: Where the model should live.
         size: Side of the square that the model sees, in place of its own.
@@ -127,7 +140,10 @@ def wrapped(
         given = {**options, **({} if levels is None else {"levels": levels})}
         raise OptionError(f"{', '.join(given)}: these come with the bundle {os.fspath(bundle)}. Leave them out.")
     else:
-        robust = Pretrained.load(bundle, adapted.model)  # type: ignore[assignment]
+        from headtilt.sources.hub import fetched, on_hub
+
+        folder = fetched(os.fspath(bundle)) if on_hub(bundle) else bundle
+        robust = Pretrained.load(folder, adapted.model)  # type: ignore[assignment]
         _check(robust, adapted, bundle)
     robust.adapted = adapted
     robust.eval()
