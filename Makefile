@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs fuzz crossings mutate faults memory audit lowest pythons release clean
+.PHONY: help demo test lint types unit docs fuzz crossings mutate faults memory audit lowest pythons release clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -16,19 +16,22 @@ $(VENV)/.installed: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+help:  ## This list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
 demo: $(VENV)/.demo  ## Tilt a classifier's head: a table and pictures in about a minute.
 	$(BIN)/headtilt demo
 
 test: lint types unit  ## Everything CI checks.
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed  ## Style, by ruff.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.installed
+types: $(VENV)/.installed  ## Types, by mypy.
 	$(BIN)/mypy
 
-unit: $(VENV)/.installed
+unit: $(VENV)/.installed  ## The tests, with their coverage.
 	$(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
 
 docs: $(VENV)/.installed  ## The documentation, strictly, into site/.
@@ -68,5 +71,5 @@ $(VENV)-mutate/.installed: pyproject.toml constraints.txt
 		'mutmut>=3.8' 'pytest>=8.2,<9' 'hypothesis>=6.100'
 	@touch $@
 
-clean:
+clean:  ## Remove environments and caches.
 	rm -rf $(VENV) $(VENV)-mutate .mutants .pythons .fuzz-corpus .mypy_cache .pytest_cache .ruff_cache .coverage site

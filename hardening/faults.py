@@ -230,11 +230,10 @@ def writing(folder: Path) -> Iterator[Stage]:
     from PIL import Image
 
     import headtilt as ht
-    from headtilt.apps import canonicalise as canonical
+    from headtilt.apps import upright_copy as canonical
     from headtilt.calibration.balance import Balance
     from headtilt.paper.experiments.reproduce.study import Store
     from headtilt.paper.train import Recipe, train
-    from headtilt.sources import Adapted
 
     disk = ((os, "replace"), (safetensors.torch, "save_file"), (Path, "write_text"), (Path, "mkdir"))
     model = network()
@@ -272,12 +271,11 @@ def writing(folder: Path) -> Iterator[Stage]:
         )
 
     place = folder / "upright"
-    adapted = Adapted(model, None, 8, 8, "zeros", "net", 1)
     pixels = (pictures(1)[0, 0] * 80).byte().numpy()
 
     def copy() -> Any:
         for target in ("a.png", "deep/b.png"):
-            canonical.write_upright(place / "in.png", place / "out" / target, turned, adapted, force=True)
+            canonical.write_upright(place / "in.png", place / "out" / target, turned, force=True)
         return files(place)
 
     turned = ht.rotation().matrix(torch.tensor(0.4))

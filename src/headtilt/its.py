@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import os
@@ -20,7 +21,7 @@ from headtilt.calibration.verdict import hint
 from headtilt.errors import DataError, OptionError, ShapeError, one_of
 from headtilt.estimator import Estimator
 from headtilt.geometry.groups import Group
-from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding
+from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding, warn_of_range
 from headtilt.io import bundle, export
 from headtilt.model.evidence import Calibrator, Evidence
 from headtilt.model.fingerprint import difference, taken
@@ -207,6 +208,8 @@ class ITS(Estimator, nn.Module):
         """
         if labels is not None:
             _without(labels)
+        if isinstance(images, Tensor) and images.is_floating_point() and images.numel():
+            warn_of_range(images)
         if self.plan.confidence == "multilabel":
             raise OptionError('fit is for one label per image; with confidence="multilabel" nothing needs fitting.')
         if method == "keep" and self.calibrator == "batch":
@@ -348,6 +351,7 @@ class ITS(Estimator, nn.Module):
             raise ShapeError(
                 "images must be finite; some pixels are NaN or infinite. Clean them first: images.nan_to_num()."
             )
+        warn_of_range(images)
         predictor = self.predictor
         device, _ = predictor.device_and_dtype(images)
         images = images.to(device)
@@ -409,7 +413,10 @@ class ITS(Estimator, nn.Module):
 def _explain(option: str) -> None:
     """Raise `OptionError` for an option that `ITS` does not take, saying who does."""
     plan = taken_by(option)
-    advice = f"It belongs to the search: ITS(model, search={plan})." if plan else "See help(headtilt.ITS)."
+    close = difflib.get_close_matches(option, ITS._parameters_taken(), n=1)
+    advice = f"Did you mean {close[0]}=?" if close else "See help(headtilt.ITS)."
+    if plan:
+        advice = f"It belongs to the search: ITS(model, search={plan})."
     raise OptionError(f"ITS takes no option {option!r}. {advice}")
 
 

@@ -174,9 +174,30 @@ def test_a_model_that_raises_is_an_internal_error_that_tells_nothing(client):
     assert client.post("/classify", content=png(250), headers=PNG).status_code == 200
 
 
+def test_topk_is_honoured_and_bounded(client):
+    two = client.post("/classify?topk=2", content=png(250), headers=PNG).json()
+    assert [guess["label"] for guess in two["top"]] == ["light", "dark"]
+    assert two["top"][0]["score"] == pytest.approx(two["score"])
+    assert len(client.post("/classify?topk=5", content=png(250), headers=PNG).json()["top"]) == 2, "there are but two"
+    for wrong in ("0", "21", "many"):
+        assert client.post(f"/classify?topk={wrong}", content=png(250), headers=PNG).status_code == 422
+
+
+def test_the_first_page_says_where_to_look_and_its_documentation_loads_nothing_from_elsewhere(client):
+    found = client.get("/").json()
+    assert (found["model"], found["docs"]) == ("brightness", "/docs")
+    page = client.get(found["docs"])
+    assert page.headers["content-type"].startswith("text/html")
+    for words in ("<code>/classify</code>", "topk", "How many of the best labels", "curl --data-binary", "/explain"):
+        assert words in page.text
+    assert "<script" not in page.text
+    assert "http" not in page.text.replace("http://testserver", "")
+    assert client.get(found["openapi"]).json()["paths"].keys() >= {"/classify", "/explain"}
+
+
 def test_unknown_routes_and_methods_say_so_in_the_same_form(client):
     assert client.get("/nowhere").json() == {"error": "Not Found"}
-    assert (client.get("/classify").status_code, client.get("/docs").status_code) == (405, 404)
+    assert (client.get("/classify").status_code, client.get("/redoc").status_code) == (405, 404)
 
 
 async def gathered(app, bodies):

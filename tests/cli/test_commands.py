@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,7 @@ def run(program, **environment):
 
 BLOCK = """
 import sys
+from pathlib import Path
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
@@ -188,3 +191,40 @@ def test_the_names_of_levels_are_those_of_the_presets():
     from headtilt.cli import options
 
     assert tuple(presets.LEVELS) == options.LEVELS
+
+
+COMMANDS = [
+    "audit",
+    "canonicalise",
+    "classify",
+    "doctor",
+    "evaluate",
+    "explain",
+    "fit",
+    "playground",
+    "predict",
+    "serve",
+]
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_flags_take_no_value_and_show_none(name, call):
+    shown = call(*([name] if name else []), "--help").stdout
+    assert "bool" not in shown
+    assert "--help" in shown
+
+
+def test_paragraphs_of_help_are_not_broken_where_the_source_is(call):
+    assert "judged on images that had no part in each fit. The model itself" in " ".join(
+        call("fit", "--help").stdout.split()
+    )
+    assert "each fit. The\n" not in call("fit", "--help").stdout.replace(" \n", "\n")
+
+
+def test_make_help_lists_every_goal_that_says_what_it_does():
+    root = Path(__file__).parents[2]
+    if not (root / "Makefile").exists() or shutil.which("make") is None:
+        pytest.skip("no Makefile here, or no make")
+    shown = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
+    goals = [line.split()[1] for line in shown.splitlines()]
+    assert {"demo", "docs", "help", "lint", "release", "test", "types", "unit"} <= set(goals)

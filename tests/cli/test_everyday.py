@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_the_answers_that_were_ready(call, photographs, monkeypatc
 
 def test_fit_then_classify_reads_lying_digits_and_says_how_they_lie(call, digits):
     fitted = call(
-        "fit", "upright", *DIGITS, "--levels", "rotation", "--out", "bundle", "--method", "balance", "--promise", "-1"
+        "fit", "upright", *DIGITS, "--levels", "rotation", "--out", "bundle", "--method", "balance", "--no-gate"
     )
     assert fitted.exit_code == 0, fitted.output
     assert "wrote bundle" in fitted.stdout
@@ -354,7 +354,7 @@ def test_ctrl_c_leaves_no_half_written_bundle(call, digits, monkeypatch, stage, 
     method = "head" if stage == "fitting the head" else "balance"
     words = ("fit", "upright", *DIGITS, "--out", "b", "--images", "60", "--method", method, "--force")
     if there:
-        assert call(*words, "--method", "balance", "--promise", "-1").exit_code == 0
+        assert call(*words, "--method", "balance", "--no-gate").exit_code == 0
     before = contents("b")
 
     @contextmanager

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.errors import OptionError
 from headtilt.sources import hf
-from headtilt.sources.pipeline import for_pipeline
+from headtilt.sources.pipeline import for_pipeline, tilting_pipeline
 from tests.toys import fingerprint, its, tiny_images
 
 transformers = pytest.importorskip("transformers")
@@ -61,3 +61,20 @@ def test_a_pipeline_answers_as_the_wrapper_does(checkpoint):
 def test_anything_but_a_transformers_model_is_refused():
     with pytest.raises(OptionError, match="transformers classifier"):
         for_pipeline(torch.nn.Linear(2, 2), ht.ITS(torch.nn.Flatten()), None)
+
+
+@pytest.mark.filterwarnings("ignore")  # the library's own
+def test_one_call_makes_a_tilting_pipeline_from_a_name_or_from_a_pipeline(checkpoint):
+    drawn = (tiny_images(4, 32, 32, channels=3) * 255).round().to(torch.uint8)
+    pictures = [Image.fromarray(np.asarray(image.permute(1, 2, 0))) for image in drawn]
+    by_name = tilting_pipeline(str(checkpoint), gate=None)
+    plain = transformers.pipeline("image-classification", model=str(checkpoint), device="cpu")
+    before = plain(pictures, top_k=6)
+    around = tilting_pipeline(plain, gate=None)
+    assert around(pictures, top_k=6) == by_name(pictures, top_k=6)
+    robust = ht.from_pretrained(f"hf:{checkpoint}", gate=None)
+    wanted = [f"LABEL_{label}" for label in robust.search(drawn.float() / 255).labels.tolist()]
+    assert [answer[0]["label"] for answer in around(pictures, top_k=6)] == wanted
+    assert plain(pictures, top_k=6) == before, "the pipeline that was given is not changed"
+    with pytest.raises(OptionError, match="image-classification pipeline; got int"):
+        tilting_pipeline(3)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
-import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
 
-from headtilt.errors import DataError
-from headtilt.geometry.groups import invert
-from headtilt.sources import Adapted
-from headtilt.sources.images import Survey, opened
+from headtilt.apps.contact_sheet import FAILED, LEFT, TURNED, Cell
+from headtilt.apps.rows import Row, answers
+from headtilt.apps.upright_copy import Written, write_upright
+from headtilt.calibration.head import OrbitHead
+from headtilt.errors import DataError, OptionError
+from headtilt.its import ITS
+from headtilt.sources.images import Survey
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
-ORIENTATION, EXIF_IFD, WIDTH, HEIGHT = 0x0112, 0x8769, 0xA002, 0xA003
-SUFFIX = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp", "PPM": ".ppm"}
-EXACT = 1e-4  # of a matrix entry: closer to a quarter turn than any search resolves
-# What Pillow cannot resample as it is, and what stands for it.
-STAND_IN = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
+    from headtilt.sources.pretrained import Pretrained
 
 
 def targets(found: Survey, out: Path) -> dict[Path, Path]:
@@ -47,172 +41,92 @@ def targets(found: Survey, out: Path) -> dict[Path, Path]:
     return places
 
 
-def write_upright(source: Path, target: Path, pose: Tensor, adapted: Adapted, *, force: bool = False) -> Path:
-    """Write a copy of an image file with its tilt undone, whole or not at all, and return where.
-
-    Upright files are copied as they are. Quarter turns are exact and swap the sides; other tilts keep the size, and
-    what lies outside the picture is filled by reflection. Colour profile, resolution and EXIF are kept; of the latter
-    the orientation is reset, and the thumbnail, which would show the old picture, goes.
-
-    Args:
-        source: The file.
-        target: Where the copy goes; its suffix is changed where the format of the file needs another.
-        pose: (3, 3), what turns the square that the model saw upright.
-        adapted: How that square was cut.
-        force: Whether a file that is there already may be replaced. The source itself never is.
-    """
-    image = opened(source)
-    kind = {"MPO": "JPEG"}.get(image.format or "", image.format or "")
-    turned = quarter_turns(pose)
-    # As it is, with all of its frames, even where no other picture could be written in its format.
-    untouched = turned == 0 and _orientation(image) == 1
-    if kind not in SUFFIX and not untouched:
-        kind = "PNG"
-    target = _named(target, kind) if kind in SUFFIX else target
-    if target.exists() and target.samefile(source):
-        raise DataError(f"{target} is the original itself. Give another folder for the copies.")
-    if target.exists() and not force:
-        raise DataError(f"{target} exists already; --force replaces it.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if untouched:
-        return _whole(target, lambda place: shutil.copyfile(source, place))
-    options = _metadata(image, kind)
-    result = undone(_oriented(image), pose, adapted)
-    if "exif" in options:
-        options["exif"] = _exif(image, result.size)
-    return _whole(target, lambda place: result.save(place, format=kind, **options))
-
-
-def undone(image: Image, pose: Tensor, adapted: Adapted) -> Image:
-    """Return a whole image with the tilt undone that was found on the square from its middle."""
-    from PIL import Image as Pillow
-
-    turns = quarter_turns(pose)
-    if turns is not None:
-        by = (None, Pillow.Transpose.ROTATE_270, Pillow.Transpose.ROTATE_180, Pillow.Transpose.ROTATE_90)[turns]
-        return image if by is None else image.transpose(by)
-    mode = image.mode
-    if mode in STAND_IN:
-        image = image.convert("RGBA" if image.has_transparency_data and mode == "P" else STAND_IN[mode])
-    elif mode.startswith("I"):
-        image = image.convert("I").convert("F")  # whole numbers of more than 8 bits, which Pillow does not interpolate
-    done = _resampled(image, pose, adapted)
-    if mode.startswith("I"):
-        import numpy as np
-
-        most, whole = (65535, np.uint16) if mode.startswith("I;16") else (2**31 - 1, np.int32)
-        return Pillow.fromarray(np.asarray(done).round().clip(0, most).astype(whole))
-    return done
-
-
-def quarter_turns(pose: Tensor) -> int | None:
-    """Return how many quarter turns clockwise a pose is, or None where it is anything else."""
-    matrix = pose.double()
-    for turns in range(4):
-        cos, sin = round(math.cos(turns * math.pi / 2)), round(math.sin(turns * math.pi / 2))
-        exact = matrix.new_tensor([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
-        if float((matrix - exact).abs().max()) < EXACT:
-            return turns
-    return None
-
-
-def _resampled(image: Image, pose: Tensor, adapted: Adapted) -> Image:
-    from PIL import Image as Pillow
-
-    width, height = image.size
-    back = invert(pose.double()[None])[0].tolist()
-    # Poses count in half sides of the square that the model saw; here are pixels of the whole image.
-    half = adapted.size / 2 * min(width, height) / adapted.resize
-
-    def source(x: float, y: float) -> tuple[float, float]:
-        u, v = x - width / 2, y - height / 2
-        return (
-            back[0][0] * u + back[0][1] * v + back[0][2] * half + width / 2,
-            back[1][0] * u + back[1][1] * v + back[1][2] * half + height / 2,
+def check_fitted(robust: ITS, *, unfitted: bool) -> None:
+    """Raise `OptionError` where nobody can tell how sure a pose is, unless that is wanted."""
+    if not unfitted and not isinstance(robust.calibrator, OrbitHead):
+        raise OptionError(
+            "canonicalise needs a bundle with a fitted head: without one the search turns upright images, too, and "
+            "nobody knows how sure it is. Fit one on upright images: headtilt fit FOLDER --model SPEC --out BUNDLE, "
+            "then add --bundle BUNDLE. Or add --unfitted and look at the contact sheet."
         )
 
-    corners = [source(x, y) for x in (0, width) for y in (0, height)]
-    margin = math.ceil(max(0.0, *(max(-x, x - width, -y, y - height) for x, y in corners))) + 2
-    (x, y), (right, low), (left, down) = source(0, 0), source(1, 0), source(0, 1)
-    rows = (right - x, left - x, x + margin, low - y, down - y, y + margin)
-    mirrored = _mirrored(image, margin)
-    return mirrored.transform((width, height), Pillow.Transform.AFFINE, rows, Pillow.Resampling.BICUBIC)
+
+@dataclass(frozen=True)
+class Copy:
+    """What became of a file.
+
+    Attributes:
+        row: What is said of the image; its error where there is no copy.
+        source: The file.
+        written: The copy; None where there is none.
+        confidence: How probable the pose is by a fitted head; None where no head tells.
+    """
+
+    row: Row
+    source: Path
+    written: Written | None = None
+    confidence: float | None = None
+
+    @property
+    def turned(self) -> bool:
+        """Whether the image was found tilted, and turned back."""
+        return self.written is not None and self.written.how != "copied"
+
+    def words(self) -> str:
+        """Return what was done: "turned back by −90°, 97 % sure"."""
+        if self.written is None:
+            return "failed"
+        if not self.turned:
+            return "left as it came"
+        back = f"{-self.written.degrees:+.0f}°".replace("-", "−").replace("+0°", "0°")
+        sure = "unfitted" if self.confidence is None else f"{self.confidence:.0%} sure"
+        return f"turned back by {back}, {sure}".replace("%", " %")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a row of JSON: that of the image, and what was done."""
+        written = self.written
+        return {
+            **self.row.as_dict(),
+            "out": None if written is None else str(written.path),
+            "how": None if written is None else written.how,
+            "turned_back_deg": None if written is None else -written.degrees,
+            "pose_confidence": self.confidence,
+        }
+
+    def cell(self) -> Cell:
+        """Return it as a cell of a contact sheet."""
+        colour = FAILED if self.written is None else TURNED if self.turned else LEFT
+        return Cell(self.source, None if self.written is None else self.written.path, self.words(), colour)
 
 
-def _mirrored(image: Image, margin: int) -> Image:
-    """Return the image with its reflections around it, `margin` pixels wide."""
-    from PIL import Image as Pillow
-    from PIL import ImageOps
+def copies(
+    robust: Pretrained,
+    places: dict[Path, Path],
+    *,
+    batch: int = 32,
+    min_confidence: float = 0.0,
+    force: bool = False,
+    tag_only: bool = False,
+) -> Iterator[Copy]:
+    """Yield what became of each file, in order; one that fails gets its error and the others go on.
 
-    width, height = image.size
-    canvas = Pillow.new(image.mode, (width + 2 * margin, height + 2 * margin))
-    for column in range(-math.ceil(margin / width), math.ceil(margin / width) + 1):
-        for row in range(-math.ceil(margin / height), math.ceil(margin / height) + 1):
-            tile = ImageOps.mirror(image) if column % 2 else image
-            tile = ImageOps.flip(tile) if row % 2 else tile
-            canvas.paste(tile, (margin + column * width, margin + row * height))
-    return canvas
-
-
-def _oriented(image: Image) -> Image:
-    from PIL import ImageOps
-
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # broken metadata; the pixels are fine
-        return image
-
-
-def _orientation(image: Image) -> int:
-    try:
-        return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # as above
-        return 1
-
-
-def _exif(image: Image, size: tuple[int, int]) -> bytes:
-    """Return the EXIF block for a copy of another size that lies upright; nothing where there is none to read."""
-    try:
-        exif = image.getexif()
-        if not exif:
-            return b""
-        exif[ORIENTATION] = 1
-        inner = exif.get_ifd(EXIF_IFD)
-        for tag, side in zip((WIDTH, HEIGHT), size, strict=True):
-            if tag in inner:
-                inner[tag] = side
-        return exif.tobytes()
-    except Exception:  # as above
-        return b""
-
-
-def _metadata(image: Image, kind: str) -> dict[str, Any]:
-    """Return what to give Pillow so that a copy keeps what was known of the image, and as much of its quality."""
-    options: dict[str, Any] = {key: image.info[key] for key in ("icc_profile", "dpi") if image.info.get(key)}
-    if image.mode in STAND_IN and image.mode not in ("1", "P"):
-        options.pop("icc_profile", None)  # it was for another kind of colours
-    if kind in ("JPEG", "PNG", "WEBP"):
-        options["exif"] = b""
-    if kind == "WEBP":
-        options.pop("dpi", None)
-    if kind in ("BMP", "PPM"):
-        options.pop("icc_profile", None)
-    return options | {"JPEG": {"quality": 95}, "WEBP": {"quality": 95, "exact": True}}.get(kind, {})
-
-
-def _named(target: Path, kind: str) -> Path:
-    from PIL import Image as Pillow
-
-    fits = Pillow.registered_extensions().get(target.suffix.lower()) == kind
-    return target if fits else target.with_suffix(SUFFIX[kind])
-
-
-def _whole(target: Path, write: Callable[[Path], object]) -> Path:
-    """Write a file whole or not at all."""
-    unfinished = target.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
-        write(unfinished)
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return target
+    Args:
+        robust: Who says how images lie.
+        places: Where the copy of each file goes.
+        batch: Images per search.
+        min_confidence: Images whose pose is less probable than that stay as they came.
+        force: Whether files that are there already may be replaced.
+        tag_only: See `write_upright`.
+    """
+    for answer, (source, target) in zip(
+        answers(robust, robust.adapted, places, batch=batch), places.items(), strict=True
+    ):
+        row, written = answer.row, None
+        if answer.pose is not None:
+            try:
+                doubted = answer.confidence is not None and answer.confidence < min_confidence
+                pose = torch.eye(3) if doubted else answer.pose
+                written = write_upright(source, target, pose, force=force, tag_only=tag_only)
+            except (DataError, OSError) as error:
+                row = replace(row, error=str(error))
+        yield Copy(row, source, written, answer.confidence)

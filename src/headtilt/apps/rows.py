@@ -106,10 +106,12 @@ class Answer:
     Attributes:
         row: What is said of the image.
         pose: (3, 3), what turns the square that the model saw upright; None where there is no answer.
+        confidence: How probable that pose is by a fitted head; None where no head tells.
     """
 
     row: Row
     pose: Tensor | None = None
+    confidence: float | None = None
 
 
 def answers(
@@ -132,7 +134,7 @@ def answers(
         workers: Threads that read files ahead; None chooses.
     """
     waiting: list[tuple[str, Tensor | str]] = []
-    for item in _squares(sources, adapted, batch, workers):
+    for item in squares(sources, adapted, batch, workers):
         waiting.append(item)
         if len(waiting) == batch:
             yield from _answers(robust, adapted, waiting, topk)
@@ -140,8 +142,8 @@ def answers(
     yield from _answers(robust, adapted, waiting, topk)
 
 
-def _squares(
-    sources: Iterable[Any], adapted: Adapted, ahead: int, workers: int | None
+def squares(
+    sources: Iterable[Any], adapted: Adapted, ahead: int, workers: int | None = None
 ) -> Iterator[tuple[str, Tensor | str]]:
     """Yield each source's name with its square, or with why there is none; some are read ahead."""
 
@@ -184,7 +186,8 @@ def _searched(robust: ITS, adapted: Adapted, images: list[Tensor], paths: list[s
     def ask(some: list[Tensor], names: list[str]) -> list[Answer]:
         result = robust.search(torch.stack(some))
         rows = rows_of(result, names, adapted.labels, topk=topk)
-        return [Answer(row, pose) for row, pose in zip(rows, result.pose.double().cpu(), strict=True)]
+        sure = [None if math.isnan(one) else one for one in result.pose_confidence.tolist()]
+        return [Answer(*parts) for parts in zip(rows, result.pose.double().cpu(), sure, strict=True)]
 
     def alone(image: Tensor, path: str) -> Answer:
         try:

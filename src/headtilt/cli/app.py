@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +27,18 @@ Tell = Callable[[str, int, int], None]
 class Guarded(TyperGroup):
     """Commands whose errors are one line: ``error: …`` and exit code 2; 130 after Ctrl-C."""
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a name, with its help as people should read it."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            found.help = unwrapped(found.help)
+            hide_types_of_flags([*found.params, found.get_help_option(ctx)])
+        return found
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options before a command."""
+        return hide_types_of_flags(super().get_params(ctx))
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; with --debug errors come with their traceback."""
         try:
@@ -39,6 +53,19 @@ class Guarded(TyperGroup):
             said = " ".join(str(error).split())
             Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error: {escape(said)}[/red]")
             raise typer.Exit(2) from error
+
+
+def unwrapped(text: str | None) -> str | None:
+    """Return help whose paragraphs are one line each: a docstring's own line breaks mean nothing on a terminal."""
+    return None if text is None else re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
+
+
+def hide_types_of_flags(params: list[Any]) -> list[Any]:
+    """Return the options; those that take no value show none: ``--force`` and not ``--force <bool>``."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
 
 
 app = typer.Typer(

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from headtilt.cli.app import Data, app
+from headtilt.errors import OptionError
 
 
-@app.command()
-def doctor(data: Data = None) -> None:
-    """Say what is installed and found: packages, devices, data sets, trained networks."""
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt doctor\n\n"
+    "[dim]$[/dim] headtilt doctor --model onnx:net.onnx --images photos/"
+)
+def doctor(
+    data: Data = None,
+    model: Annotated[str | None, typer.Option(metavar="SPEC", help="A classifier to look at, with --images.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Upright images that the classifier should know.")
+    ] = None,
+) -> None:
+    """Say what is installed and found; with --model and --images, whether the model is shown what it was trained on."""
     from headtilt.paper.experiments import report
 
+    if (model is None) != (images is None):
+        raise OptionError("model and images must be given together: --model SPEC --images FOLDER.")
+    if model is not None and images is not None:
+        _examine(model, images)
+        return
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -34,3 +54,26 @@ def doctor(data: Data = None) -> None:
     for kind, names in report.zoo_found().items():
         table.add_row(f"{kind} networks", ", ".join(names) or "[dim]none[/dim]")
     Console(highlight=False).print(table)
+
+
+def _examine(model: str, folder: Path) -> None:
+    """Print how a model gets on with the images of a folder, and what looks wrong."""
+    from headtilt.apps.fitting import read
+    from headtilt.sources import registry as door
+    from headtilt.sources.health import MOST_IMAGES, health
+    from headtilt.sources.images import find
+    from headtilt.sources.pretrained import wrapped
+
+    paths = find([folder])
+    if not paths:
+        raise OptionError(f"images must be a folder with images; {folder} has none.")
+    robust = wrapped(door.load(model))
+    step = max(1, len(paths) // MOST_IMAGES)
+    squares, _ = read(paths[::step][:MOST_IMAGES], robust.adapted, lambda what, done, total: None)  # noqa: ARG005
+    found = health(robust.predictor, squares)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{escape(robust.adapted.name)} on {found.images} images of {escape(str(folder))}")
+    console.print(f"mean confidence {found.confidence:.0%}, chance {found.chance:.1%}".replace("%", " %"))
+    console.print(f"{found.agreement:.0%} of answers stay when images are turned by 2°".replace("%", " %"))
+    for sentence in found.advice() or ["Nothing looks wrong."]:
+        console.print(escape(sentence))

@@ -15,10 +15,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from headtilt.cli.app import Device, Seed, app, command, progress
-from headtilt.cli.options import EXIT_CODES, Batch, Bundle, Files, Levels, Preset, Size, Spec, Strict, opened_model
-from headtilt.errors import DataError, OptionError, one_of
+from headtilt.cli.options import (
+    EXIT_CODES,
+    PRESETS,
+    Batch,
+    Bundle,
+    Files,
+    Labels,
+    Levels,
+    Preset,
+    Size,
+    Spec,
+    Strict,
+    opened_model,
+)
+from headtilt.errors import OptionError, one_of
 
 if TYPE_CHECKING:
+    from headtilt.apps.canonicalise import Copy
     from headtilt.apps.rows import Row
     from headtilt.sources.images import Survey
 
@@ -44,6 +58,7 @@ def classify(
     as_json: Json = False,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
     batch: Batch = 32,
 ) -> None:
     """Say what images show, however they are tilted, and how they are tilted."""
@@ -52,7 +67,7 @@ def classify(
     if as_csv and as_json:
         raise OptionError("--csv and --json exclude each other. Leave one of them out.")
     found = _survey(files)
-    robust = opened_model(model, bundle, levels, preset, size, device, strict=strict)
+    robust = opened_model(model, bundle, levels, preset, size, device, labels=labels, strict=strict)
     rows: list[Row] = []
     try:
         with progress() as tell:
@@ -85,13 +100,14 @@ def explain(
     preset: Preset = None,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
 ) -> None:
     """Draw why an image got its answer: before and after, its orbit, and the search."""
     from headtilt import plot
 
     one_of("out", out.suffix.lower(), (".png", ".svg"))
     plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
-    robust = opened_model(model, bundle, levels, preset, size, device, strict=strict)
+    robust = opened_model(model, bundle, levels, preset, size, device, labels=labels, strict=strict)
     result = robust.search(robust.read(file))
     path = plot.save(plot.explain(robust, result, names=robust.names, title=_shown(file.name)), out)
     console = Console(highlight=False, soft_wrap=True)
@@ -102,7 +118,7 @@ def explain(
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "[dim]$[/dim] headtilt canonicalise photos/ --model hf:FOLDER --bundle robust --out upright\n\n"
-    "[dim]$[/dim] headtilt canonicalise scans/*.png --model onnx:pages.onnx --preset documents --out upright\n\n"
+    "[dim]$[/dim] headtilt canonicalise photos/ --model hf:FOLDER --bundle robust --out upright --tag-only\n\n"
     f"{EXIT_CODES} Files that exist are never replaced without --force, and originals not even with it."
 )
 def canonicalise(
@@ -113,45 +129,58 @@ def canonicalise(
     strict: Strict = True,
     levels: Levels = None,
     preset: Preset = None,
+    unfitted: Annotated[
+        bool, typer.Option("--unfitted", help="Turn images without a fitted bundle: many upright ones will be, too.")
+    ] = False,
+    min_confidence: Annotated[
+        float, typer.Option(min=0, max=1, help="Leave images alone whose pose is less probable than that.")
+    ] = 0.0,
+    tag_only: Annotated[
+        bool,
+        typer.Option(
+            "--tag-only", help="Leave pixels alone and write the EXIF orientation (JPEG, PNG; others are turned)."
+        ),
+    ] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no contact sheets and no report.json.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     as_json: Json = False,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
     batch: Batch = 32,
 ) -> None:
-    """Write upright copies of images, at their own resolution; what is upright already is copied as it is."""
-    from dataclasses import replace
+    """Write upright copies of images, at their own resolution; what is upright already is copied as it is.
 
-    from headtilt.apps.canonicalise import targets, write_upright
-    from headtilt.apps.rows import answers
+    Only images are turned of whose pose the bundle's gate is sure. Quarter turns are exact; under other angles the
+    frame grows around the whole picture. Contact sheets in OUT/headtilt-report show every image before and after.
+    """
+    from headtilt.apps.canonicalise import check_fitted, copies, targets
+    from headtilt.apps.contact_sheet import write_report
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"out must be a folder; {out} is a file.")
     found = _survey(files)
     places = targets(found, out)
-    robust = opened_model(model, bundle, levels, preset, size, device, strict=strict)
-    written: list[tuple[Row, Path | None]] = []
+    robust = opened_model(model, bundle, levels, preset, size, device, labels=labels, strict=strict)
+    check_fitted(robust, unfitted=unfitted)
+    done = []
     try:
         with progress() as tell:
             tell("turning upright", 0, len(places))
-            for answer, (source, target) in zip(
-                answers(robust, robust.adapted, places, batch=batch), places.items(), strict=True
-            ):
-                row, path = answer.row, None
-                if answer.pose is not None:
-                    try:
-                        path = write_upright(source, target, answer.pose, robust.adapted, force=force)
-                    except (DataError, OSError) as error:
-                        row = replace(row, error=str(error))
-                written.append((row, path))
-                tell("turning upright", len(written), len(places))
+            how: dict[str, Any] = {"min_confidence": min_confidence, "force": force, "tag_only": tag_only}
+            for copy in copies(robust, places, batch=batch, **how):
+                done.append(copy)
+                tell("turning upright", len(done), len(places))
     finally:
+        rows = [copy.as_dict() for copy in done]
         if as_json:
-            listed = [{**row.as_dict(), "out": None if path is None else str(path)} for row, path in written]
-            sys.stdout.write(json.dumps(listed, indent=1) + "\n")
+            sys.stdout.write(json.dumps(rows, indent=1) + "\n")
         else:
-            _print_written(written)
-    _conclude([row for row, _ in written], found)
+            _print_written(done)
+        if done and not no_report:
+            for path in write_report(out, rows, [copy.cell() for copy in done]):
+                Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]wrote[/dim] {escape(str(path))}")
+    _conclude([copy.row for copy in done], found)
 
 
 @app.command(
@@ -164,11 +193,16 @@ def fit(
     model: Spec,
     out: Annotated[Path, typer.Option("--out", metavar="BUNDLE", help="Folder for the bundle.")],
     levels: Levels = None,
-    preset: Annotated[str, typer.Option(help="accurate, or fast: a quarter of the views.")] = "accurate",
+    preset: Annotated[
+        str, typer.Option(help="accurate; fast: a quarter of the views; documents: quarter turns, four views.")
+    ] = "accurate",
     method: Annotated[str, typer.Option(help="head (best), balance (quickest), prototypes, neighbours.")] = "head",
     promise: Annotated[
-        float, typer.Option(help="Points of upright accuracy that the search may cost; negative: no gate.")
+        float, typer.Option(min=0, max=100, help="Points of upright accuracy that the search may cost.")
     ] = 0.5,
+    no_gate: Annotated[
+        bool, typer.Option("--no-gate", help="Fit no gate: for images that are nearly all tilted.")
+    ] = False,
     refine: Annotated[int, typer.Option(min=0, help="Rounds of refining the best poses, within the same views.")] = 0,
     images: Annotated[int, typer.Option(min=8, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
     thorough: Annotated[
@@ -186,6 +220,7 @@ def fit(
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that exists.")] = False,
     device: Device = "auto",
     size: Size = None,
+    labels: Labels = None,
 ) -> None:
     """Learn from unlabelled upright images what upright looks like to a model, and write it to a bundle.
 
@@ -198,21 +233,26 @@ def fit(
     from headtilt.apps.fitting import Fitting
     from headtilt.calibration.head import HeadRecipe
     from headtilt.calibration.head import thorough as patient
+    from headtilt.geometry.warp import centre_crop
     from headtilt.paper.experiments.report import note_origin
+    from headtilt.sources.health import health
 
     one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
-    one_of("preset", preset, ("accurate", "fast"))
+    one_of("preset", preset, PRESETS)
     if (out / "headtilt.json").exists() and not force:
         raise OptionError(f"{out} holds a bundle already; --force replaces it.")
     found = _survey([str(folder)])
-    robust = opened_model(model, None, levels or "rotation", preset, size, device, refine=refine)
+    searched = levels if preset == "documents" else levels or "rotation"
+    robust = opened_model(model, None, searched, preset, size, device, refine=refine, labels=labels)
     given: dict[str, Any] = {"looks": looks, "hidden": hidden, "pose": pose}
     recipe = replace(
         patient() if thorough else HeadRecipe(), **{name: value for name, value in given.items() if value is not None}
     )
-    fitting = Fitting(method, None if promise < 0 else promise, images, recipe, seed)
+    fitting = Fitting(method, None if no_gate else promise, images, recipe, seed)
     with progress(silent=True) as tell:
         read, broken = fitting.read(robust, found.paths, tell)
+    for sentence in health(robust.predictor.with_model(robust.model), centre_crop(read, robust.adapted.size)).advice():
+        _aside(sentence)
     console = Console(highlight=False, soft_wrap=True)
     console.print(fitting.cost(robust, read).words())
     with progress(silent=True) as tell:
@@ -317,12 +357,13 @@ def _print_table(rows: list[Row], topk: int) -> None:
     Console(highlight=False).print(table)
 
 
-def _print_written(written: list[tuple[Row, Path | None]]) -> None:
+def _print_written(done: list[Copy]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("image", overflow="fold")
-    table.add_column("tilt", justify="right", no_wrap=True)
+    table.add_column("what was done")
     table.add_column("copy", overflow="fold")
-    for row, path in written:
-        error = f"[red]{escape(_shown(row.error or ''))}[/red]"
-        table.add_row(escape(_shown(row.path)), _tilt(row), error if path is None else escape(_shown(str(path))))
+    for copy in done:
+        error = f"[red]{escape(_shown(copy.row.error or ''))}[/red]"
+        place = error if copy.written is None else escape(_shown(str(copy.written.path)))
+        table.add_row(escape(_shown(copy.row.path)), "" if copy.written is None else copy.words(), place)
     Console(highlight=False).print(table)

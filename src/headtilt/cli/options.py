@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headtilt.geometry.groups import Group
     from headtilt.sources.pretrained import Pretrained
 
-SCHEMES = ("hf:", "timm:", "torchvision:", "onnx:", "pt2:", "zoo:", "python:")
+SCHEMES = ("hf:", "hf-zeroshot:", "timm:", "torchvision:", "onnx:", "pt2:", "zoo:", "python:")
 PRESETS = ("fast", "accurate", "documents")
 EXIT_CODES = "Exit codes: 0 all well, 1 some files failed, 2 nothing could be done, 130 interrupted."
 
@@ -57,7 +57,8 @@ Spec = Annotated[
         "--model",
         metavar="SPEC",
         autocompletion=_schemes,
-        help="hf:NAME, timm:NAME, torchvision:NAME, onnx:FILE, pt2:FILE, zoo:NAME or python:MODULE:FUNCTION.",
+        help="hf:NAME, hf-zeroshot:NAME, timm:NAME, torchvision:NAME, onnx:FILE, pt2:FILE, zoo:NAME or "
+        "python:MODULE:FUNCTION.",
     ),
 ]
 Bundle = Annotated[
@@ -80,6 +81,10 @@ Preset = Annotated[
     typer.Option(
         "--preset", autocompletion=_presets, help="fast, accurate or documents, in place of the plain search tree."
     ),
+]
+Labels = Annotated[
+    str | None,
+    typer.Option("--labels", help="Classes for hf-zeroshot:NAME, by commas, or a text file with one on each line."),
 ]
 Size = Annotated[int | None, typer.Option("--size", min=1, help="Side of the square that the model sees.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per search.")]
@@ -118,6 +123,7 @@ def opened_model(
     device: str,
     refine: int = 0,
     strict: bool = True,
+    labels: str | None = None,
 ) -> Pretrained:
     """Return the model of a command line with the search around it, with some rounds of refining the best poses."""
     from headtilt.paper.experiments.report import calm_threads, resolve_device
@@ -130,4 +136,16 @@ def opened_model(
     options = preset_options(preset, groups(levels))
     if refine:
         options["search"] = replace(options["search"], rounds=refine)
-    return wrapped(door.load(spec, device=resolve_device(device), size=size), bundle=bundle, strict=strict, **options)
+    names = None if labels is None else class_names(labels)
+    opened = door.load(spec, device=resolve_device(device), size=size, labels=names)
+    return wrapped(opened, bundle=bundle, strict=strict, **options)
+
+
+def class_names(text: str) -> list[str]:
+    """Return class names from a text file with one on each line, or divided by commas."""
+    path = Path(text)
+    words = path.read_text(encoding="utf-8").splitlines() if path.is_file() else text.split(",")
+    names = [word.strip() for word in words if word.strip()]
+    if len(names) < 2:
+        raise OptionError(f"labels must name at least two classes, by commas or in a file; got {text!r}.")
+    return names

@@ -368,9 +368,14 @@ def decompose(matrix: Tensor) -> Decomposition:
 
 def check_levels(levels: Sequence[Group], samples: int) -> None:
     """Raise unless `levels` is a non-empty sequence of groups that can all be sampled `samples` times."""
+    if isinstance(levels, str):
+        raise OptionError(f"levels must be a list of groups and not their names; got {levels!r}. Say [rotation()].")
     if not isinstance(levels, Sequence) or not levels:
         raise OptionError("levels must be a non-empty list of groups, for example [rotation(), scale(0.25)].")
     for level in levels:
+        if callable(level) and hasattr(level, "__name__"):
+            name = level.__name__
+            raise OptionError(f"levels must hold groups; got the function {name}. Call it: {name}().")
         if not isinstance(level, (OneParameterGroup, FiniteGroup)):
             raise OptionError(f"levels must hold groups such as rotation(); got {type(level).__name__}: {level!r}.")
         level.check_samples(samples)

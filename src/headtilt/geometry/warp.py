@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -21,6 +22,8 @@ Rows = Tensor | slice  # which images of a batch
 WORDS: tuple[Literal["auto", "zeros", "border", "reflection"], ...] = ("auto", "zeros", "border", "reflection")
 FLAT_TOLERANCE = 0.04  # of the range [0, 1]: ten steps of a byte, more than JPEG adds to a plain background
 FLAT_SHARE = 0.75  # of the frame: an object may touch it
+BYTES_ABOVE, NORMALISED_BELOW = 10.0, -0.5  # pixels: no resampling takes those of 0 … 1 so far
+SHORTEST_SIDE = 8  # pixels of what is taken for a side rather than for channels
 
 
 def warp(
@@ -156,15 +159,51 @@ def checked_padding(padding: Any) -> Padding:
 def check_images(images: object, name: str = "images") -> None:
     """Raise `ShapeError` unless `images` is a non-empty floating-point (B, C, H, W) tensor."""
     if not isinstance(images, Tensor):
-        raise ShapeError(f"{name} must be a tensor (B, C, H, W); got {type(images).__name__}. Use torch.as_tensor.")
+        kind = type(images).__name__
+        raise ShapeError(f"{name} must be a tensor (B, C, H, W); got {kind}. {_as_tensor(images, name)}")
     if images.ndim != 4:
-        axes = {2: f"{name}[None, None]", 3: f"{name}[None]"}.get(images.ndim)
-        fix = f" Add batch and channel axes: {axes}." if axes else ""
+        last = images.ndim == 3 and _channels_last(images)
+        axes = {2: f"{name}[None, None]", 3: f"{name}.permute(2, 0, 1)[None]" if last else f"{name}[None]"}
+        fix = f" Add batch and channel axes: {axes[images.ndim]}." if images.ndim in axes else ""
         raise ShapeError(f"{name} must be (B, C, H, W); got {tuple(images.shape)}.{fix}")
+    if _channels_last(images):
+        raise ShapeError(
+            f"{name} must be (B, C, H, W); got {tuple(images.shape)}, which looks like (B, H, W, C). "
+            f"Move the channels: {name}.permute(0, 3, 1, 2)."
+        )
     if 0 in images.shape:
         raise ShapeError(f"{name} must hold at least one image and pixel; got {tuple(images.shape)}.")
     if not images.is_floating_point():
         raise ShapeError(f"{name} must be floating point; got {images.dtype}. For bytes use {name}.float() / 255.")
+
+
+def _channels_last(images: Tensor) -> bool:
+    """Return whether images look like (…, H, W, C): few channels at the end, and a whole side where they belong."""
+    return images.shape[-1] in (1, 3, 4) and min(images.shape[-3:-1]) >= SHORTEST_SIDE
+
+
+def _as_tensor(images: object, name: str) -> str:
+    """Return how to make a tensor of what is none."""
+    if isinstance(images, (list, tuple)):
+        return f"Use torch.stack({name}) for tensors; for files and PIL images from_pretrained(…).read(*{name})."
+    if hasattr(images, "__array__") and hasattr(images, "dtype"):
+        return f"Use torch.as_tensor({name})."
+    return "For files and PIL images use from_pretrained(…).read(image), or torchvision's transforms."
+
+
+def warn_of_range(images: Tensor) -> None:
+    """Warn where pixels are not what 0 … 1 looks like: bytes as floats, or images that are normalised already."""
+    low, high = (float(end) for end in images.aminmax())
+    if high > BYTES_ABOVE:
+        said = f"images have pixels up to {high:.0f}: they look like bytes. Divide by 255: pixels are 0 … 1"
+    elif low < NORMALISED_BELOW:
+        said = (
+            f"images have pixels down to {low:.2f}: they look normalised already. Give raw pixels in 0 … 1 and put the "
+            "normalisation into the model, since views are padded before it"
+        )
+    else:
+        return
+    warnings.warn(f"{said}. If the model wants them so, ignore this.", stacklevel=4)
 
 
 def all_finite(images: Tensor) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headtilt.errors import DataError, MissingExtraError
 from headtilt.sources import Adapted, Resample
@@ -41,14 +41,31 @@ def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
     except ImportError as error:
         raise MissingExtraError("transformers", "hf") from error
     try:
-        with _quietly():
+        with quietly():
             model = AutoModelForImageClassification.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
             processor = AutoImageProcessor.from_pretrained(name, **plain())
     except (OSError, ValueError, ImportError) as error:
         raise DataError(
             f"hf:{name} is neither a checkpoint folder nor a name on the hub that can be reached: {error}"
         ) from error
-    channels = 1 if getattr(model.config, "num_channels", 3) == 1 else 3
+    labels = tuple(str(model.config.id2label.get(index, index)) for index in range(model.config.num_labels))
+    return adapt(model, processor, labels, name, device=device)
+
+
+def adapt(
+    model: nn.Module, processor: Any, labels: tuple[str, ...], name: str, *, device: str | torch.device = "cpu"
+) -> Adapted:
+    """Return a `transformers` classifier behind its own image processor, which is measured.
+
+    Args:
+        model: Takes ``pixel_values`` and gives ``logits``; has a ``config``.
+        processor: Its image processor.
+        labels: Its class names.
+        name: What reports call it.
+        device: Where it should live.
+    """
+    config: Any = model.config
+    channels = 1 if getattr(config, "num_channels", 3) == 1 else 3
     matrix, offset = photometry(_shows(processor), channels, name)
     diagonal = bool((matrix - matrix.diag().diag()).abs().max() < 1e-4)
     mean, deviation = to_mean_and_deviation(matrix.diag() if diagonal else torch.ones(channels), offset, name)
@@ -56,11 +73,11 @@ def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
     size, resize = geometry(_shows(processor), matrix, offset, name)
     if not getattr(processor, "do_resize", True):
         # It takes images as large as they come: what the network was built for is all that is known.
-        size = resize = min(size, _side(getattr(model.config, "image_size", size)))
+        size = resize = min(size, _side(getattr(config, "image_size", size)))
     resample = getattr(processor, "resample", None)
     return Adapted(
         model=Normalised(model, mean, deviation, mix=mix, argument="pixel_values").to(device).eval(),
-        labels=tuple(str(model.config.id2label.get(index, index)) for index in range(model.config.num_labels)),
+        labels=labels,
         size=size,
         resize=max(resize, size),
         padding="reflection",
@@ -128,7 +145,7 @@ def _shows(processor: Any) -> Processor:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Load without the library's own progress bars."""
     from transformers.utils import logging
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from headtilt.errors import MissingExtraError, OptionError
 from headtilt.its import ITS
+from headtilt.sources import hf
+from headtilt.sources.pretrained import wrapped
 
 
 def for_pipeline(model: Any, robust: ITS, image_processor: Any) -> Any:
@@ -56,3 +59,36 @@ def undone(image_processor: Any) -> tuple[Tensor, Tensor]:
         mean, deviation = list(image_processor.image_mean), list(image_processor.image_std)
     shape = (1, -1, 1, 1)
     return torch.tensor(mean).reshape(shape) / factor, torch.tensor(deviation).reshape(shape) / factor
+
+
+def tilting_pipeline(source: Any, *, bundle: str | os.PathLike[str] | None = None, **options: Any) -> Any:
+    """Return a `transformers` image-classification pipeline that tilts its head.
+
+    Args:
+        source: The name of a checkpoint, its folder, or a pipeline, which is not changed.
+        bundle: What was fitted for the model; levels and options come with it.
+        **options: Any of `ITS`, such as those of a preset.
+
+    Examples:
+        >>> classify = tilting_pipeline("google/vit-base-patch16-224", bundle="fitted")  # doctest: +SKIP
+        >>> classify("cup.jpg")  # doctest: +SKIP
+    """
+    try:
+        from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+    except ImportError as error:
+        raise MissingExtraError("transformers", "hf") from error
+    if isinstance(source, (str, os.PathLike)):
+        name = os.fspath(source)
+        model = AutoModelForImageClassification.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
+        processor, device = AutoImageProcessor.from_pretrained(name, **hf.plain()), None
+    elif getattr(source, "task", None) == "image-classification":
+        model, processor, device = source.model, source.image_processor, source.device
+        name = str(getattr(model.config, "_name_or_path", "") or "model")
+    else:
+        raise OptionError(
+            f"source must be a checkpoint's name or an image-classification pipeline; got {type(source).__name__}."
+        )
+    labels = tuple(str(model.config.id2label.get(index, index)) for index in range(model.config.num_labels))
+    robust = wrapped(hf.adapt(model.eval(), processor, labels, name), bundle=bundle, **options)
+    tilting = for_pipeline(model, robust, processor)
+    return pipeline("image-classification", model=tilting, image_processor=processor, device=device)

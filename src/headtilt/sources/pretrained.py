@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from headtilt.errors import DataError, OptionError
+from headtilt.errors import DataError, OptionError, ShapeError
 from headtilt.geometry.groups import Group
 from headtilt.its import ITS
+from headtilt.model.predictor import Predictor
+from headtilt.result import SearchResult
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from headtilt.sources import Adapted
+
+FINGERPRINT = "model"  # in a report: what the model answers to noise
+PROBES, SAME = 4, 0.1  # noise images, and how far answers may be apart, in deviations, and come from one model
 
 
 class Pretrained(ITS):
@@ -45,11 +51,45 @@ class Pretrained(ITS):
         Args:
             *sources: Paths, bytes of files, PIL images, or arrays; see `headtilt.sources.images.upright`.
         """
-        from headtilt.sources.images import square_of
+        from headtilt.sources.health import unlike
+        from headtilt.sources.images import prepare, upright
 
         if not sources:
             raise OptionError("read needs at least one path, PIL image, array or bytes of a file.")
-        return torch.stack([square_of(source, self.adapted) for source in sources])
+        squares = []
+        for source in sources:
+            image = upright(source)
+            if said := unlike(image, self.adapted):
+                warnings.warn(said, stacklevel=2)
+            squares.append(prepare(image, self.adapted))
+        return torch.stack(squares)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write everything but the model to a folder, and by what its model can be told from another; see `ITS`."""
+        self.report = {**self.report, FINGERPRINT: fingerprint(self.predictor, self.adapted)}
+        super().save(folder)
+
+    def push_to_hub(self, name: str, *, token: str | None = None, private: bool = False) -> str:
+        """Write what was fitted to a repository on the Hugging Face hub, and return its address.
+
+        Args:
+            name: ORGANISATION/NAME, which ``from_pretrained(…, bundle=NAME)`` then takes.
+            token: Of an account that may write there; the one that is logged in by default.
+            private: Whether a new repository is private.
+        """
+        from headtilt.sources.hub import push
+
+        return push(self, name, token=token, private=private, model=self.adapted.name)
+
+    def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
+        """Yield what the search finds, once images are what the model sees."""
+        wanted = self.adapted.channels, self.adapted.size, self.adapted.size
+        if isinstance(images, Tensor) and images.ndim == 4 and images.shape[1] not in (wanted[0],):
+            raise ShapeError(
+                f"images must be {('B', *wanted)} for {self.adapted.name}; got {tuple(images.shape)}. "
+                "Let it prepare them: robust.read(image)."
+            )
+        yield from super()._blocks(images)
 
 
 def from_pretrained(
@@ -60,6 +100,7 @@ def from_pretrained(
     device: str = "cpu",
     size: int | None = None,
     strict: bool = True,
+    labels: Sequence[str] | None = None,
     **options: Any,
 ) -> Pretrained:
     """Return a named model with the search around it, ready to use.
@@ -67,11 +108,13 @@ def from_pretrained(
     Args:
         spec: ``hf:NAME`` (or a folder or hub name alone), ``timm:NAME``, ``torchvision:NAME``, ``onnx:FILE``,
             ``pt2:FILE``, ``zoo:NAME`` or ``python:MODULE:FUNCTION``; see `headtilt.sources.registry.load`.
-        bundle: A folder that `save` or ``headtilt fit`` wrote for this model; levels and options come with it.
+        bundle: A folder that `save` or ``headtilt fit`` wrote for this model, or the name of one on the hub; levels and
+            options come with it.
         levels: Groups to search; the full turn by default.
         device: Where the model should live.
         size: Side of the square that the model sees, in place of its own.
         strict: Whether a bundle that was fitted for another model is refused; see `ITS.load`.
+        labels: Class names for a zero-shot model, ``hf-zeroshot:NAME``.
         **options: Any of `ITS`, such as those of a preset: ``**headtilt.fast()``.
 
     Examples:
@@ -82,7 +125,8 @@ def from_pretrained(
     """
     from headtilt.sources import registry as door
 
-    return wrapped(door.load(spec, device=device, size=size), bundle=bundle, levels=levels, strict=strict, **options)
+    opened = door.load(spec, device=device, size=size, labels=labels)
+    return wrapped(opened, bundle=bundle, levels=levels, strict=strict, **options)
 
 
 def wrapped(
@@ -101,11 +145,38 @@ def wrapped(
         given = {**options, **({} if levels is None else {"levels": levels})}
         raise OptionError(f"{', '.join(given)}: these come with the bundle {os.fspath(bundle)}. Leave them out.")
     else:
-        robust = Pretrained.load(bundle, adapted.model, strict=strict)  # type: ignore[assignment]
+        from headtilt.sources.hub import fetched, on_hub
+
+        folder = fetched(os.fspath(bundle)) if on_hub(bundle) else bundle
+        robust = Pretrained.load(folder, adapted.model, strict=strict)  # type: ignore[assignment]
         _check(robust, adapted, bundle)
     robust.adapted = adapted
     robust.eval()
     return robust
+
+
+def fingerprint(predictor: Predictor, adapted: Adapted) -> dict[str, Any]:
+    """Return what a model answers to noise, by which it is told from another, whatever file or device it comes from."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(PROBES, adapted.channels, adapted.size, adapted.size, generator=generator)
+    device, _ = predictor.device_and_dtype(noise)
+    logits = predictor(noise.to(device)).logits.double().cpu()
+    standard = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True).clamp_min(1e-9)
+    best = standard.topk(min(3, standard.shape[1]), dim=1)
+    answers = [[round(value, 3) for value in row] for row in best.values.tolist()]
+    return {"name": adapted.name, "size": adapted.size, "labels": best.indices.tolist(), "answers": answers}
+
+
+def _recognised(known: Any, robust: ITS, adapted: Adapted) -> bool:
+    """Return whether a model answers noise as the one does for which a bundle was fitted, as far as that is known."""
+    if not isinstance(known, dict) or known.get("size") != adapted.size:
+        return True
+    found = fingerprint(robust.predictor, adapted)
+    try:
+        before, after = torch.tensor(known["answers"]), torch.tensor(found["answers"])
+        return before.shape == after.shape and float((before - after).abs().max()) < SAME
+    except (KeyError, TypeError, ValueError):
+        return True
 
 
 def _check(robust: ITS, adapted: Adapted, folder: str | os.PathLike[str]) -> None:
@@ -118,4 +189,10 @@ def _check(robust: ITS, adapted: Adapted, folder: str | os.PathLike[str]) -> Non
         raise DataError(
             f"the bundle {os.fspath(folder)} was fitted for {len(bias)} classes and {adapted.name} has {outputs}. "
             "Fit one for this model: headtilt fit."
+        )
+    known: Any = robust.report.get(FINGERPRINT)
+    if not _recognised(known, robust, adapted):
+        raise DataError(
+            f"the bundle {os.fspath(folder)} was fitted for another model, {known.get('name')}: {adapted.name} answers "
+            "the same images otherwise. Give that model, or fit a bundle for this one: headtilt fit."
         )

@@ -10,20 +10,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from headtilt.errors import DataError, HeadtiltError, ModelError, OptionError, at_least
-from headtilt.sources import Adapted, hf, onnx, pt2, timm, torchvision, zoo
+from headtilt.sources import Adapted, hf, onnx, pt2, timm, torchvision, zero_shot, zoo
 from headtilt.sources.preprocessing import BlackBox
 
 DEFAULT_SIZE = 32
 
 
-def load(spec: str, *, device: str = "cpu", size: int | None = None) -> Adapted:
+def load(spec: str, *, device: str = "cpu", size: int | None = None, labels: Sequence[str] | None = None) -> Adapted:
     """Return the classifier of a spec, in eval mode.
 
     - ``hf:NAME`` is a `transformers` checkpoint: a folder, or a name on the hub. ``NAME`` alone will do where it is a
       folder or looks like ``ORGANISATION/NAME``.
+    - ``hf-zeroshot:NAME`` is CLIP, SigLIP or another that scores pictures against texts; its classes are `labels`.
     - ``timm:NAME`` and ``torchvision:NAME`` are models of these libraries; see `adapters.timm`,
       `adapters.torchvision`.
     - ``onnx:FILE`` runs in onnxruntime and ``pt2:FILE`` is an exported program; what such files do not say of
@@ -40,13 +42,27 @@ def load(spec: str, *, device: str = "cpu", size: int | None = None) -> Adapted:
         spec: What to load.
         device: Where it should live.
         size: Side of the square that the model sees, in place of its own.
+        labels: Names of the classes of a zero-shot model.
     """
+    check_device(device)
     scheme, rest = parse(spec)
-    adapted = SCHEMES[scheme][1](rest, device)
+    if (scheme == "hf-zeroshot") != (labels is not None):
+        needs = "needs labels, such as labels=['cat', 'dog']" if labels is None else "brings its own labels"
+        raise OptionError(f"{spec} {needs}. Names of classes are for hf-zeroshot:NAME, and for that alone.")
+    adapted = SCHEMES[scheme][1](rest, device) if labels is None else zero_shot.load(rest, labels, device=device)
     if size is not None:
         at_least("size", size, 1)
         adapted = replace(adapted, size=size, resize=max(size, adapted.resize))
     return adapted
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise `OptionError` for a device that torch does not have here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise OptionError(f"device must be cpu, or another that torch has here; got {str(device)!r}: {why}.") from error
 
 
 def parse(spec: str) -> tuple[str, str]:
@@ -157,6 +173,7 @@ def _current_folder_importable() -> Iterator[None]:
 
 SCHEMES: dict[str, tuple[str, Callable[[str, str], Adapted]]] = {
     "hf": ("NAME", lambda rest, device: hf.load(rest, device=device)),
+    "hf-zeroshot": ("NAME", lambda rest, device: zero_shot.load(rest, (), device=device)),
     "timm": ("NAME", lambda rest, device: timm.load(rest, device=device)),
     "torchvision": ("NAME", lambda rest, device: torchvision.load(rest, device=device)),
     "onnx": ("FILE", lambda rest, device: onnx.load(rest, device=device)),

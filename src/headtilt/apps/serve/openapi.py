@@ -12,6 +12,13 @@ except ImportError as error:
     raise MissingExtraError("fastapi", "serve") from error
 
 
+class Guess(BaseModel):
+    """A class and its probability."""
+
+    label: str
+    score: float = Field(ge=0, le=1)
+
+
 class Answer(BaseModel):
     """What is said of an image."""
 
@@ -22,13 +29,7 @@ class Answer(BaseModel):
     shear: float = Field(description="By how much it was found sheared.")
     gated: bool = Field(description="Whether the gate kept the bare model's own answer.")
     views: int = Field(ge=1, description="How many views the model was shown.")
-
-
-class Guess(BaseModel):
-    """A class and its probability."""
-
-    label: str
-    score: float = Field(ge=0, le=1)
+    top: list[Guess] | None = Field(None, description="The best labels, where more than one was asked for.")
 
 
 class Rival(Guess):

@@ -23,6 +23,7 @@ import headtilt
 from headtilt.apps.rows import Row, rows_of
 from headtilt.apps.serve.limits import Limits, RefusedError, decoded, impatient, upload
 from headtilt.apps.serve.openapi import Answer, Explanation, Failure, Health, Ready, body_of, failures
+from headtilt.apps.serve.pages import directory, documentation
 from headtilt.apps.serve.trace import picture, trace_of
 from headtilt.errors import MissingExtraError
 from headtilt.its import ITS
@@ -32,7 +33,7 @@ try:
     from batched.aio import AsyncBatchProcessor
     from fastapi import FastAPI, Query, Request, Response
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
+    from fastapi.responses import HTMLResponse, JSONResponse
     from prometheus_client import (
         CONTENT_TYPE_LATEST,
         CollectorRegistry,
@@ -46,6 +47,7 @@ except ImportError as error:
     raise MissingExtraError((error.name or "fastapi").partition(".")[0], "serve") from error
 
 log = logging.getLogger("headtilt.serve")
+MOST_LABELS = 20  # that a request may ask for
 
 
 class Service:
@@ -127,7 +129,8 @@ class Service:
             return [answer for image in images for answer in await self._batch([image])]
 
     def _rows(self, images: list[Tensor]) -> list[Row]:
-        rows = rows_of(self.robust.search(torch.stack(images)), [""] * len(images), self.adapted.labels)
+        found = self.robust.search(torch.stack(images))
+        rows = rows_of(found, [""] * len(images), self.adapted.labels, topk=MOST_LABELS)
         self.metrics.views.inc(sum(row.views or 0 for row in rows))
         return rows
 
@@ -163,7 +166,7 @@ def make_app(robust: ITS, adapted: Adapted, limits: Limits | None = None) -> Any
         async with service.open():
             yield
 
-    # The usual pages of documentation load scripts from elsewhere; /openapi.json says the same offline.
+    # The usual pages of documentation load scripts from elsewhere; /docs below does not.
     app = FastAPI(
         title="headtilt",
         version=headtilt.__version__,
@@ -179,10 +182,14 @@ def make_app(robust: ITS, adapted: Adapted, limits: Limits | None = None) -> Any
 
 
 def _routes(app: Any, service: Service) -> None:
-    async def classify(request: Request) -> Any:
+    async def classify(
+        request: Request, topk: int = Query(1, ge=1, le=MOST_LABELS, description="How many of the best labels to give.")
+    ) -> Any:
         """Return the class of an image and how it was found tilted."""
-        row = await service.answer(request, service.classify)
-        return {name: value for name, value in row.as_dict().items() if name not in ("path", "error")}
+        row = (await service.answer(request, service.classify)).as_dict()
+        best = row.pop("top")[:topk]
+        found = {name: value for name, value in row.items() if name not in ("path", "error")}
+        return found if topk == 1 else {**found, "top": best}
 
     async def explain(
         request: Request,
@@ -207,11 +214,23 @@ def _routes(app: Any, service: Service) -> None:
         service.metrics.inside.set(service.inside)
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    async def root() -> Any:
+        """Return where to look."""
+        return directory(service.adapted.name)
+
+    async def docs(request: Request) -> HTMLResponse:
+        """Return this service's documentation for people, which loads nothing from elsewhere."""
+        return HTMLResponse(documentation(app.openapi(), service.adapted.name, str(request.base_url).rstrip("/")))
+
+    app.get("/", include_in_schema=False)(root)
+    app.get("/docs", include_in_schema=False)(docs)
     refusals = failures(408, 413, 415, 422, 503)
     pictured: dict[int | str, Any] = {200: {"content": {"image/png": {"schema": {"type": "string"}}}}}
     image = {"openapi_extra": body_of()}
-    app.post("/classify", response_model=Answer, responses=refusals, **image)(classify)
-    app.post("/explain", response_model=Explanation, responses=refusals | pictured, **image)(explain)
+    said: dict[str, Any] = {"response_model": Answer, "response_model_exclude_unset": True}
+    app.post("/classify", responses=refusals, **said, **image)(classify)
+    told: dict[str, Any] = {"response_model": Explanation, "response_model_exclude_unset": True}
+    app.post("/explain", responses=refusals | pictured, **told, **image)(explain)
     app.get("/healthz", response_model=Health)(healthz)
     app.get("/readyz", response_model=Ready, responses=failures(503))(readyz)
     text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}

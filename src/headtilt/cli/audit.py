@@ -1,0 +1,90 @@
+"""The command that asks how a source's images arrive: ``audit``."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headtilt.cli.app import Device, Seed, app, progress
+from headtilt.cli.options import Bundle, Files, Labels, Size, Spec, opened_model
+from headtilt.errors import OptionError, one_of
+
+if TYPE_CHECKING:
+    from headtilt.apps.audit import Audit
+
+NOT_UPRIGHT = 3  # exit code of --strict
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt audit uploads/ --model hf:google/vit-base-patch16-224\n\n"
+    "[dim]$[/dim] headtilt audit test-set/ --model onnx:net.onnx --strict --json > audit.json\n\n"
+    "Exit codes: 0 all well, 2 nothing could be done, 3 with --strict where images do not arrive upright."
+)
+def audit(
+    files: Files,
+    model: Spec,
+    bundle: Bundle = None,
+    images: Annotated[int, typer.Option(min=1, help="Most images to look at, chosen at random.")] = 200,
+    any_angle: Annotated[
+        bool, typer.Option("--any-angle", help="Search for angles between the quarter turns, too: takes longer.")
+    ] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture to write, .png or .svg.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 unless images arrive upright.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    size: Size = None,
+    labels: Labels = None,
+) -> None:
+    """Say whether a source feeds the model its images upright, turned, mirrored or mixed; no labels are needed.
+
+    Dozens of images vote, each seen in the eight orientations of quarter turns and mirrors. A bundle makes the votes
+    sharper; without one the model's own confidence has to do.
+    """
+    from headtilt import plot
+    from headtilt.apps import audit as auditing
+    from headtilt.sources.images import survey
+
+    if picture is not None:
+        one_of("picture", picture.suffix.lower(), (".png", ".svg"))
+        plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
+    paths = survey(files).paths
+    if not paths:
+        raise OptionError(f"no images were found in {', '.join(files)}.")
+    robust = opened_model(model, bundle, None, None, size, device, labels=labels)
+    # In random order: the first of them must speak for all.
+    chosen = random.Random(seed).sample(paths, min(images, len(paths)))
+    with progress(silent=True) as tell:
+        votes, unread = auditing.read(robust, chosen, images=len(chosen), any_angle=any_angle, tell=tell)
+    found = auditing.audit(votes, unread)
+    if as_json:
+        sys.stdout.write(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n")
+    else:
+        _print(found)
+    if picture is not None:
+        written = plot.save(plot.audit(found.as_dict()), picture)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]wrote[/dim] {escape(str(written))}")
+    if strict and found.verdict != "upright":
+        raise typer.Exit(NOT_UPRIGHT)
+
+
+def _print(found: Audit) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{escape(found.sentence)}[/bold]")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for what, words in found.lines():
+        table.add_row(f"{what}:", escape(words))
+    console.print(table)
+    for sentence in found.unread:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[yellow]note:[/yellow] {escape(sentence)}")
