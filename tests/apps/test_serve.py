@@ -70,7 +70,7 @@ def made(limits=None, **options):
 @pytest.fixture(scope="module")
 def client():
     app, _ = made(Limits(bytes=20_000, pixels=10_000))
-    with TestClient(app, raise_server_exceptions=False) as opened:
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as opened:
         yield opened
 
 
@@ -98,7 +98,7 @@ def test_explain_tells_the_search_as_json_and_as_a_picture(client):
 
 def test_a_lattice_search_is_explained_too():
     app, _ = made(search="joint", budget=8)
-    with TestClient(app) as opened:
+    with TestClient(app, "http://localhost") as opened:
         told = opened.post("/explain", content=png(250), headers=PNG).json()
         assert len(told["levels"][0]["parameters"]) >= 8
         assert opened.post("/explain?format=png", content=png(250), headers=PNG).content[:4] == b"\x89PNG"
@@ -184,7 +184,7 @@ async def gathered(app, bodies):
 
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as sender:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as sender:
             return await asyncio.gather(*(sender.post("/classify", content=body, headers=PNG) for body in bodies))
 
 
@@ -209,7 +209,7 @@ def test_more_requests_than_the_queue_holds_are_told_to_come_back():
 
 def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_comes():
     app, model = made(Limits(answer_seconds=0.2))
-    with TestClient(app) as opened:
+    with TestClient(app, "http://localhost") as opened:
         model.pause = 0.3
         reply = opened.post("/classify", content=png(250), headers=PNG)
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
@@ -222,7 +222,7 @@ def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_comes():
 
 def test_before_it_is_warm_it_is_not_ready():
     app, _ = made()
-    quiet = TestClient(app)
+    quiet = TestClient(app, "http://localhost")
     assert quiet.get("/readyz").status_code == 503
     assert quiet.get("/healthz").status_code == 200
 
@@ -237,7 +237,7 @@ def test_limits_are_checked():
 def test_the_openapi_names_every_refusal(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {"/classify", "/explain", "/healthz", "/readyz", "/metrics"}
-    assert {"200", "408", "413", "415", "422", "503"} == set(paths["/classify"]["post"]["responses"])
+    assert {"200", "400", "408", "413", "415", "422", "503"} == set(paths["/classify"]["post"]["responses"])
 
 
 def test_a_model_error_is_not_swallowed_by_the_wrapper():
@@ -266,7 +266,7 @@ class Served:
     def _answers(self):
         try:
             with self.connect() as sock:
-                sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 return b"200 OK" in sock.recv(100)
         except OSError:
             return False
@@ -298,7 +298,7 @@ def served():
     process.process.communicate()
 
 
-POST = b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+POST = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 
 
 def test_a_body_that_does_not_arrive_is_given_up(served):
@@ -306,12 +306,12 @@ def test_a_body_that_does_not_arrive_is_given_up(served):
 
 
 def test_headers_that_do_not_arrive_are_given_up(served):
-    assert served.talk(b"POST /classify HTTP/1.1\r\nHost: x\r\nX-Slow: ") == b""
+    assert served.talk(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nX-Slow: ") == b""
     assert served.talk(b"") == b""
 
 
 def test_second_requests_of_a_connection_are_watched_too(served):
-    reply = served.talk(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
+    reply = served.talk(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
     assert reply.count(b"HTTP/1.1") == 1
 
 

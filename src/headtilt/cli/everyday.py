@@ -47,16 +47,22 @@ def classify(
 ) -> None:
     """Say what images show, however they are tilted, and how they are tilted."""
     from headtilt.apps.rows import answers
+    from headtilt.sources.decoders import Decoders
 
     if as_csv and as_json:
         raise OptionError("--csv and --json exclude each other. Leave one of them out.")
     found = _survey(files)
-    robust = opened_model(model, bundle, levels, preset, size, device)
     rows: list[Row] = []
+    decoders = Decoders().start()  # they get ready while the model is loaded
     try:
-        with progress() as tell:
+        robust = opened_model(model, bundle, levels, preset, size, device)
+    except BaseException:
+        decoders.close()
+        raise
+    try:
+        with decoders, progress() as tell:
             tell("classifying", 0, len(found.paths))
-            for answer in answers(robust, robust.adapted, found.paths, batch=batch, topk=topk):
+            for answer in answers(robust, robust.adapted, found.paths, batch=batch, topk=topk, decoders=decoders):
                 rows.append(answer.row)
                 tell("classifying", len(rows), len(found.paths))
     finally:  # also after Ctrl-C: what is done stays done
@@ -86,11 +92,13 @@ def explain(
 ) -> None:
     """Draw why an image got its answer: before and after, its orbit, and the search."""
     from headtilt import plot
+    from headtilt.sources.decoders import Decoders
 
     one_of("out", out.suffix.lower(), (".png", ".svg"))
     plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
     robust = opened_model(model, bundle, levels, preset, size, device)
-    result = robust.search(robust.read(file))
+    with Decoders(1) as decoders:
+        result = robust.search(decoders.square_of(file, robust.adapted)[None])
     path = plot.save(plot.explain(robust, result, names=robust.names, title=_shown(file.name)), out)
     console = Console(highlight=False, soft_wrap=True)
     console.print(escape(result.describe(0, names=robust.names)))

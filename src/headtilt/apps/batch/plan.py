@@ -39,7 +39,7 @@ class Job:
         column: Column of parquet files that holds images or paths; None finds it.
         batch: Images per search.
         shard_rows: Rows per file.
-        threads: That decode; None chooses.
+        decoders: Processes that decode; None chooses.
     """
 
     source: str
@@ -48,7 +48,7 @@ class Job:
     column: str | None = None
     batch: int = 64
     shard_rows: int = 2000
-    threads: int | None = None
+    decoders: int | None = None
 
     def __post_init__(self) -> None:
         at_least("batch", self.batch, 1)
