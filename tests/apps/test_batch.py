@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,7 @@ from headtilt.cli import app
 from headtilt.errors import DataError, OptionError
 from headtilt.its import ITS
 from headtilt.presets import fast
+from headtilt.sources import Adapted
 from headtilt.sources.decoders import Decoders
 from headtilt.sources.images import square_of
 from headtilt.sources.registry import load
@@ -191,7 +195,11 @@ def test_an_error_of_the_reader_reaches_the_search(job):
         yield listed(job.source)[0]
         raise RuntimeError("the disk is gone")
 
-    with Decoders(1) as decoders, decoding(inputs(), load(MODEL), decoders, 4) as stream, pytest.raises(RuntimeError, match="the disk is gone"):
+    with (
+        Decoders(1) as decoders,
+        decoding(inputs(), load(MODEL), decoders, 4) as stream,
+        pytest.raises(RuntimeError, match="the disk is gone"),
+    ):
         list(stream)
 
 
@@ -281,3 +289,194 @@ def test_inputs_of_a_shard_are_read_back_as_they_were_listed(job):
     assert [item for shard in range(run.shards) for item in run.inputs(shard)] == listed(job.source)
     assert all(isinstance(item, Input) for item in run.inputs(4))
     assert Path(run.path(3)).name == "part-00003.parquet"
+
+
+class Cursed(torch.nn.Module):
+    """Dark and light; it says nothing of black images, and raises at white ones."""
+
+    def forward(self, images):
+        light = images.mean((1, 2, 3))
+        if bool((light > 0.99).any()):
+            raise RuntimeError("too bright")
+        logits = torch.stack([0.5 - light, light - 0.5], 1)
+        return torch.where(light[:, None] < 0.01, torch.nan, logits)
+
+
+def greys(folder, *values):
+    image = pytest.importorskip("PIL.Image")
+    folder.mkdir(exist_ok=True)
+    for number, value in enumerate(values):
+        image.new("RGB", (8, 8), (value,) * 3).save(folder / f"{number:03}.png")
+
+
+CURSED = Adapted(Cursed(), ("dark", "light"), 8, 8, "border", "cursed")
+
+
+def cursed_job(tmp_path, monkeypatch, **options):
+    wrapped_model = ITS(CURSED.model, padding="border")
+    monkeypatch.setattr(Wrapped, "load", lambda _: (wrapped_model, CURSED))
+    return Job(str(tmp_path / "in"), tmp_path / "out", Wrapped("zoo:digits"), **options)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_an_image_at_which_the_model_fails_is_one_row_with_its_error(tmp_path, monkeypatch, rows_in, batch):
+    greys(tmp_path / "in", 60, 0, 200, 255, 90)
+    predict(cursed_job(tmp_path, monkeypatch, batch=batch, shard_rows=3))
+    rows = rows_in(tmp_path / "out")
+    assert [row["label"] for row in rows] == ["dark", None, "light", None, "dark"]
+    assert [row["error"] is None for row in rows] == [True, False, True, False, True]
+    assert "too bright" in rows[3]["error"]
+
+
+def test_a_shard_of_nothing_but_such_images_is_rows_too(tmp_path, monkeypatch, rows_in):
+    greys(tmp_path / "in", 0, 0)
+    predict(cursed_job(tmp_path, monkeypatch))
+    assert [row["error"] is None for row in rows_in(tmp_path / "out")] == [False, False]
+
+
+def test_images_that_were_replaced_are_noticed_on_resume(job, tmp_path, pngs):
+    (tmp_path / "in").mkdir()
+    for number in (0, 1):
+        (tmp_path / f"in/{number}.png").write_bytes(pngs[number])
+    job = replace(job, source=str(tmp_path / "in"))
+    predict(job)
+    stamp = (tmp_path / "in/0.png").stat()
+    (tmp_path / "in/0.png").write_bytes(pngs[2])
+    os.utime(tmp_path / "in/0.png", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+    with pytest.raises(OptionError, match="the files of the source changed"):
+        predict(job)
+
+
+def cut_short(out):
+    path = out / "part-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-40])
+    return ["part-00001.parquet cannot be read"]
+
+
+def emptied(out):
+    (out / "part-00003.parquet").write_bytes(b"")
+    return ["part-00003.parquet cannot be read"]
+
+
+def swapped(out):
+    first, second, aside = out / "part-00000.parquet", out / "part-00002.parquet", out / "aside"
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+    return ["part-00000.parquet holds the rows of other inputs", "part-00002.parquet holds the rows of other inputs"]
+
+
+def doubled(out):
+    shutil.copy(out / "part-00000.parquet", out / "part-00001.parquet")
+    return ["part-00001.parquet holds the rows of other inputs"]
+
+
+def shorter(out):
+    import pyarrow.parquet
+
+    path = out / "part-00002.parquet"
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).slice(0, 7), path)
+    return ["part-00002.parquet has 7 rows, not 25"]
+
+
+def flipped(out):
+    path = out / "part-00000.parquet"
+    content = bytearray(path.read_bytes())
+    content[40] ^= 255
+    path.write_bytes(content)
+    return ["part-00000.parquet cannot be read"]
+
+
+def cut_manifest(out):
+    path = out / FOLDER / "manifest.json"
+    path.write_bytes(path.read_bytes()[:100])
+    return [f"part-0000{shard}.parquet cannot be vouched for" for shard in range(5)]
+
+
+def lost_inputs(out):
+    (out / FOLDER / "inputs.parquet").write_bytes(b"PAR1")
+    return []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut_short, emptied, swapped, doubled, shorter, flipped, cut_manifest, lost_inputs],
+    ids=lambda f: f.__name__,
+)
+def test_a_damaged_folder_is_told_by_name_and_computed_again(job, rows_in, damage):
+    assert predict(job).mended == ()
+    before = rows_in(job.out)
+    expected = damage(job.out)
+    run = predict(job)
+    assert len(run.mended) == len(expected)
+    assert all(said in sentence for said, sentence in zip(expected, run.mended, strict=True)), run.mended
+    assert rows_in(job.out) == before
+    assert predict(job).mended == ()
+
+
+def test_a_part_that_is_none_of_the_run_is_refused(job):
+    predict(job)
+    shutil.copy(job.out / "part-00000.parquet", job.out / "part-00000-copy.parquet")
+    with pytest.raises(OptionError, match=r"part-00000-copy\.parquet is none of them"):
+        predict(job)
+
+
+def test_a_member_of_a_tar_that_claims_more_than_there_is_is_one_row_with_its_error(job, tmp_path, pngs, rows_in):
+    path = tmp_path / "claims.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name, content, claim in (("a.png", pngs[0], None), ("b.png", pngs[1], 2**50)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+            if claim:
+                place = archive.offset - 512 * (1 + -(-len(content) // 512))
+                member.size = claim
+                header = member.tobuf(tarfile.GNU_FORMAT)
+    content = bytearray(path.read_bytes())
+    content[place : place + 512] = header
+    path.write_bytes(content)
+    predict(replace(job, source=str(path)))
+    rows = rows_in(job.out)
+    assert [row["error"] is None for row in rows][:2] == [True, False]
+    assert "claims 1,125,899,906,842,624 bytes" in rows[1]["error"]
+
+
+def onnx_file(folder, bias, **options):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    folder.mkdir(exist_ok=True)
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weight = onnx.numpy_helper.from_array(torch.full((192, 300), bias).numpy(), "w")
+    nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("MatMul", ["f", "w"], ["logits"])]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, ["B", 3, 8, 8])],
+        [helper.make_tensor_value_info("logits", kind, ["B", 300])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, folder / "net.onnx", **options)
+    return folder / "net.onnx"
+
+
+def test_networks_of_files_are_told_apart_by_all_their_files(tmp_path, monkeypatch):
+    away = {"save_as_external_data": True, "location": "net.data", "size_threshold": 0}
+
+    def told(folder, spec):
+        monkeypatch.chdir(folder)
+        return model_fingerprint(load(spec), spec)
+
+    one, two = onnx_file(tmp_path / "a", 0.1).parent, onnx_file(tmp_path / "b", 0.2).parent
+    for spec in ("onnx:net.onnx", "net.onnx"):
+        assert told(one, spec) != told(two, spec)
+    (one / "net.json").write_text('{"mean": [0, 0, 0], "std": [1, 1, 1]}')
+    (two / "net.json").write_text('{"mean": [0, 0, 0], "std": [1, 1, 1]}')
+    assert told(one, "onnx:net.onnx") != told(two, "onnx:net.onnx"), "also behind a normalisation"
+    before = told(one, "onnx:net.onnx")
+    (one / "net.json").write_text('{"mean": [0, 0, 0], "std": [1, 1, 1], "output": "probabilities"}')
+    assert told(one, "onnx:net.onnx") != before
+    outside = [onnx_file(tmp_path / name, bias, **away).parent for name, bias in (("c", 0.1), ("d", 0.2))]
+    assert (outside[0] / "net.data").exists()
+    assert (outside[0] / "net.onnx").read_bytes() == (outside[1] / "net.onnx").read_bytes()
+    assert told(outside[0], "net.onnx") != told(outside[1], "net.onnx")

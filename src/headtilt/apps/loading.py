@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from headtilt.io import bundle as bundles
 from headtilt.its import ITS
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
+from headtilt.sources.pretrained import wrapped
 
 LEVELS: dict[str, Callable[[], Group]] = {
     "rotation": rotation,
@@ -49,8 +51,8 @@ class Wrapped:
         bound_memory()
         adapted = door.load(self.model, device=self.device)
         if self.bundle is not None:
-            return ITS.load(self.bundle, adapted.model).to(self.device), adapted
-        return ITS(adapted.model, parse_levels(self.levels), padding=adapted.padding).to(self.device), adapted
+            return wrapped(adapted, bundle=self.bundle), adapted
+        return wrapped(adapted, levels=parse_levels(self.levels)), adapted
 
 
 def bound_memory() -> None:
@@ -72,20 +74,20 @@ def parse_levels(text: str) -> list[Group]:
 
 
 def model_fingerprint(adapted: Adapted, spec: str) -> str:
-    """Return the SHA-256 of a classifier's weights and of how it prepares images and names classes.
+    """Return the SHA-256 of a classifier: its weights, the files it was made of, and how it prepares and names images.
 
-    A classifier whose weights PyTorch does not hold, such as an ONNX session, counts by the file that its spec names.
+    What PyTorch does not hold, such as an ONNX session with its external data, counts by its files; so does what stands
+    beside them, and the module of a model of one's own.
     """
     digest = hashlib.sha256()
-    geometry = (adapted.size, adapted.resize, str(adapted.padding), adapted.channels, adapted.labels)
+    geometry = (adapted.square, str(adapted.padding), adapted.labels, adapted.features)
     digest.update(repr(geometry).encode())
-    weights = adapted.model.state_dict()
-    for name, tensor in sorted(weights.items()):
+    for name, tensor in sorted(adapted.model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    named = Path(spec.partition(":")[2])
-    if not weights and named.is_file():
-        digest.update(named.read_bytes())
+    for path in door.files_of(spec):
+        digest.update(f"{path.name} ".encode(errors="surrogateescape"))
+        add_file(digest, path)
     return digest.hexdigest()
 
 
@@ -98,5 +100,12 @@ def bundle_fingerprint(folder: str | None) -> str | None:
         path = Path(folder) / name
         if not path.is_file():
             raise DataError(f"{folder} is no bundle: it has no {name}. Write one with robust.save(folder).")
-        digest.update(path.read_bytes())
+        add_file(digest, path)
     return digest.hexdigest()
+
+
+def add_file(digest: Any, path: Path) -> None:
+    """Add a file to a digest, a piece at a time: networks may be larger than memory."""
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)

@@ -65,6 +65,8 @@ def predict(
     with progress() as tell:
         run = run_batch(job, cluster.compute if engine == "ray" else None, tell)
     console, errors = Console(highlight=False, soft_wrap=True), run.errors()
+    for sentence in run.mended:
+        console.print(f"[yellow]note:[/yellow] {escape(sentence)}")
     console.print(f"[bold]{run.count:,}[/bold] rows in {run.shards:,} files: {escape(str(out))}")
     if errors:
         console.print(f"[yellow]{errors:,}[/yellow] of them hold an error instead of an answer (column error).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from headtilt.apps.batch.inputs import Input, payloads
 from headtilt.apps.batch.plan import Job, Run, alone, plan, write_rows
-from headtilt.apps.loading import model_fingerprint
+from headtilt.apps.loading import bundle_fingerprint, model_fingerprint
 from headtilt.apps.rows import Row, answered
 from headtilt.errors import DataError
 from headtilt.its import ITS
 from headtilt.sources import Adapted
 from headtilt.sources.decoders import Decoders
 
+log = logging.getLogger("headtilt.batch")
 AHEAD = 4  # batches that are decoded while one is searched
 Tell = Callable[[str, int, int], None]
 
@@ -41,6 +43,8 @@ class Worker:
             raise DataError(
                 f"the model here has the fingerprint {found[:12]}…, not the run's {run.model_fingerprint[:12]}…."
             )
+        if bundle_fingerprint(run.job.wrapped.bundle) != run.bundle_fingerprint:
+            raise DataError(f"the bundle {run.job.wrapped.bundle} here is not the one that the run began with.")
 
     def write(self, shards: list[int], done: Callable[[int], None] | None = None) -> None:
         """Write the shards, decoding ahead of the search across their borders."""
@@ -129,6 +133,8 @@ def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None =
     with alone(job.out):
         tell("listing the inputs", 0, 1)
         run = plan(job, adapted)
+        for sentence in run.mended:
+            log.warning("%s", sentence)
         (engine or here)(run, robust, adapted, tell)
         left = run.missing()
     if left:
