@@ -236,8 +236,13 @@ class ITS(Estimator, nn.Module):
             log.warning("%s", advice)
         return self
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything but the model to a folder, as JSON and safetensors; see `load`."""
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write everything but the model to a folder, as JSON and safetensors; see `load`.
+
+        Args:
+            folder: New, empty, or that of a bundle.
+            overwrite: Whether a bundle that is there may be replaced.
+        """
         predictor = self.predictor
         options = {
             "search": self.plan,
@@ -254,7 +259,7 @@ class ITS(Estimator, nn.Module):
             "calibrator": self.calibrator,
             "gate": self.gate,
         }
-        bundle.write(folder, options, {**self.report, "reads_features": bool(predictor.features)})
+        bundle.write(folder, options, {**self.report, "reads_features": bool(predictor.features)}, overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], model: Model) -> ITS:

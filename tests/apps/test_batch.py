@@ -150,7 +150,7 @@ def test_a_bundle_is_used_and_its_fingerprint_stands_in_every_row(job, rows_in, 
     assert {row["bundle_fingerprint"] for row in rows} == {bundle_fingerprint(str(tmp_path / "fitted"))}
     assert {row["views"] for row in rows} != {17}
     other = ITS(adapted.model, **fast()).fit(images, method="balance", promise=None, seed=1)
-    other.save(tmp_path / "fitted")
+    other.save(tmp_path / "fitted", overwrite=True)
     with pytest.raises(OptionError, match="bundle_fingerprint was"):
         predict(job)
 

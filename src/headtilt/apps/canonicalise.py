@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ORIENTATION, EXIF_IFD, WIDTH, HEIGHT = 0x0112, 0x8769, 0xA002, 0xA003
 SUFFIX = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp", "PPM": ".ppm"}
+TILE = 512  # pixels that are turned at a time
 EXACT = 1e-4  # of a matrix entry: closer to a quarter turn than any search resolves
 # What Pillow cannot resample as it is, and what stands for it.
 STAND_IN = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
@@ -128,26 +129,41 @@ def _resampled(image: Image, pose: Tensor, adapted: Adapted) -> Image:
             back[1][0] * u + back[1][1] * v + back[1][2] * half + height / 2,
         )
 
-    corners = [source(x, y) for x in (0, width) for y in (0, height)]
-    margin = math.ceil(max(0.0, *(max(-x, x - width, -y, y - height) for x, y in corners))) + 2
     (x, y), (right, low), (left, down) = source(0, 0), source(1, 0), source(0, 1)
-    rows = (right - x, left - x, x + margin, low - y, down - y, y + margin)
-    mirrored = _mirrored(image, margin)
-    return mirrored.transform((width, height), Pillow.Transform.AFFINE, rows, Pillow.Resampling.BICUBIC)
+    across, along = (right - x, low - y), (left - x, down - y)
+    result = Pillow.new(image.mode, (width, height))
+    # Tile by tile: the canvas with all the reflections that a long image needs would take gigabytes.
+    for top in range(0, height, TILE):
+        for start in range(0, width, TILE):
+            size = (min(TILE, width - start), min(TILE, height - top))
+            ends = [source(start + right, top + low) for right in (0, size[0]) for low in (0, size[1])]
+            box = [math.floor(min(x for x, _ in ends)) - 3, math.floor(min(y for _, y in ends)) - 3]
+            box += [math.ceil(max(x for x, _ in ends)) + 3, math.ceil(max(y for _, y in ends)) + 3]
+            x, y = source(start, top)
+            rows = (across[0], along[0], x - box[0], across[1], along[1], y - box[1])
+            tile = _reflected(image, *box).transform(size, Pillow.Transform.AFFINE, rows, Pillow.Resampling.BICUBIC)
+            result.paste(tile, (start, top))
+    return result
 
 
-def _mirrored(image: Image, margin: int) -> Image:
-    """Return the image with its reflections around it, `margin` pixels wide."""
+def _reflected(image: Image, left: int, top: int, right: int, low: int) -> Image:
+    """Return a box of the plane that an image and its reflections fill."""
     from PIL import Image as Pillow
     from PIL import ImageOps
 
     width, height = image.size
-    canvas = Pillow.new(image.mode, (width + 2 * margin, height + 2 * margin))
-    for column in range(-math.ceil(margin / width), math.ceil(margin / width) + 1):
-        for row in range(-math.ceil(margin / height), math.ceil(margin / height) + 1):
-            tile = ImageOps.mirror(image) if column % 2 else image
-            tile = ImageOps.flip(tile) if row % 2 else tile
-            canvas.paste(tile, (margin + column * width, margin + row * height))
+    canvas = Pillow.new(image.mode, (right - left, low - top))
+    for column in range(left // width, -(-right // width)):
+        for row in range(top // height, -(-low // height)):
+            # Of each reflection the part that lies in the box, cut before it is turned over.
+            x0, x1 = max(left - column * width, 0), min(right - column * width, width)
+            y0, y1 = max(top - row * height, 0), min(low - row * height, height)
+            cut_x = (width - x1, width - x0) if column % 2 else (x0, x1)
+            cut_y = (height - y1, height - y0) if row % 2 else (y0, y1)
+            part = image.crop((cut_x[0], cut_y[0], cut_x[1], cut_y[1]))
+            part = ImageOps.mirror(part) if column % 2 else part
+            part = ImageOps.flip(part) if row % 2 else part
+            canvas.paste(part, (column * width + x0 - left, row * height + y0 - top))
     return canvas
 
 

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from headtilt.errors import DataError, OptionError
 from headtilt.geometry.groups import Group, reflection, rotation, scale, shear_x, shear_y, translate_x, translate_y
 from headtilt.io import bundle as bundles
+from headtilt.io.files import digest_of
 from headtilt.its import ITS
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
@@ -86,8 +86,7 @@ def model_fingerprint(adapted: Adapted, spec: str) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     for path in door.files_of(spec):
-        digest.update(f"{path.name} ".encode(errors="surrogateescape"))
-        add_file(digest, path)
+        digest.update(f"{path.name} {digest_of(path)}".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -100,12 +99,5 @@ def bundle_fingerprint(folder: str | None) -> str | None:
         path = Path(folder) / name
         if not path.is_file():
             raise DataError(f"{folder} is no bundle: it has no {name}. Write one with robust.save(folder).")
-        add_file(digest, path)
+        digest.update(digest_of(path).encode())
     return digest.hexdigest()
-
-
-def add_file(digest: Any, path: Path) -> None:
-    """Add a file to a digest, a piece at a time: networks may be larger than memory."""
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)

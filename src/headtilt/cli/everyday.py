@@ -203,11 +203,11 @@ def fit(
     from headtilt.apps.fitting import Fitting
     from headtilt.calibration.head import HeadRecipe
     from headtilt.calibration.head import thorough as patient
+    from headtilt.io.bundle import check_place
 
     one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
     one_of("preset", preset, ("accurate", "fast"))
-    if (out / "headtilt.json").exists() and not force:
-        raise OptionError(f"{out} holds a bundle already; --force replaces it.")
+    check_place(out, overwrite=force)
     found = _survey([str(folder)])
     robust = opened_model(model, None, levels or "rotation", preset, size, device, refine=refine)
     given: dict[str, Any] = {"looks": looks, "hidden": hidden, "pose": pose}
@@ -221,7 +221,7 @@ def fit(
     console.print(fitting.cost(robust, read).words())
     with progress(silent=True) as tell:
         fitting.run(robust, read, tell)
-    robust.save(out)
+    robust.save(out, overwrite=force)
     _print_verdict(console, robust.report)
     console.print(f"[dim]wrote[/dim] {escape(str(out))}")
     for sentence in broken:
@@ -271,8 +271,17 @@ def _aside(sentence: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return text that can be printed, whatever bytes a file name was made of."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """Return text that can be printed, whatever bytes a file name was made of, and that steers no terminal."""
+    plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in plain)
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell of a table that no spreadsheet takes for a formula."""
+    if not isinstance(value, str):
+        return value
+    shown = _shown(value)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def _write_csv(rows: list[Row]) -> None:
@@ -285,7 +294,7 @@ def _write_csv(rows: list[Row]) -> None:
     for row in rows:
         values = [row.as_dict()[name] for name in COLUMNS]
         more = [part for pair in (row.top or ())[1:] for part in pair]
-        writer.writerow([_shown(value) if isinstance(value, str) else value for value in [*values, *more]])
+        writer.writerow([_cell(value) for value in [*values, *more]])
 
 
 def _tilt(row: Row) -> str:

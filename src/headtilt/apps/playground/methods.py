@@ -151,7 +151,7 @@ def fit_packaged(folder: Path = PACKAGED) -> None:
     """
     adapted = door.load(f"{DIGITS}:0")
     images = load_data("digits", "fit").floats()
-    ITS(adapted.model, **accurate(affine_levels())).fit(images, recipe=RECIPE, promise=0.5).save(folder)
+    ITS(adapted.model, **accurate(affine_levels())).fit(images, recipe=RECIPE, promise=0.5).save(folder, overwrite=True)
 
 
 if __name__ == "__main__":
