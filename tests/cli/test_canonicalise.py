@@ -193,3 +193,15 @@ def test_the_command_turns_pictures_upright_and_says_where_they_are(call, tmp_pa
     assert "exists already" in " ".join(again.stdout.split())
     assert call("canonicalise", "in/upright.png", *MODEL, "--out", "out", "--force").exit_code == 0
     assert call("canonicalise", "in/upright.png", *MODEL, "--out", "in", "--force").exit_code == 2
+
+
+def test_a_ribbon_is_turned_without_a_canvas_for_all_its_reflections(monkeypatch):
+    from PIL import Image as Pillow
+
+    made, new = [], Pillow.new
+    monkeypatch.setattr(Pillow, "new", lambda mode, size, *rest: made.append(size) or new(mode, size, *rest))
+    turn = math.radians(45)
+    pose = torch.tensor([[math.cos(turn), -math.sin(turn), 0], [math.sin(turn), math.cos(turn), 0], [0, 0, 1.0]])
+    adapted = Adapted(torch.nn.Identity(), None, 8, 8, "reflection", "net")
+    assert undone(new("L", (20_000, 1), 77), pose, adapted).getextrema() == (77, 77)
+    assert max(width * height for width, height in made) < 1_000_000, "it was 800 million"
