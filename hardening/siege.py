@@ -81,12 +81,15 @@ def family(root: int) -> list[int]:
 
 def memory_mb(root: int) -> float:
     """Return the memory of a process and its descendants, what they share counted once."""
-    total = 0
-    for pid in family(root):
-        with contextlib.suppress(OSError):
-            seen = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-            total += int(seen[1]) if seen else 0
-    return total / 1000
+    return sum(map(memory_mb_of, family(root)))
+
+
+def memory_mb_of(pid: int) -> float:
+    """Return the memory of one process; 0 where it has ended."""
+    with contextlib.suppress(OSError):
+        seen = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(seen[1]) / 1000 if seen else 0.0
+    return 0.0
 
 
 class Service:
@@ -118,6 +121,7 @@ class Service:
             connection.close()
 
     def connect(self) -> socket.socket:
+        """Return a connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
     def talk(self, sent: bytes) -> bytes:
@@ -202,7 +206,7 @@ class Attack:
         """Send what is no proper request, and hang up at once every other time."""
         while self.left():
             for name, sent in TORN.items():
-                self.note(name, (self.service.talk(sent).split() + [b"", b"closed"])[1].decode("latin-1"))
+                self.note(name, [*self.service.talk(sent).split(), b"", b"closed"][1].decode("latin-1"))
                 with contextlib.suppress(OSError), self.service.connect() as sock:
                     sock.sendall(sent[: len(sent) // 2])
             time.sleep(0.5)
@@ -267,7 +271,14 @@ def besieged(folder: Path, files: dict[str, bytes], seconds: float) -> dict[str,
             client = Client(service, good, expected, 0.05)
             client.start()
             if name == "peace":
-                time.sleep(length)
+                crowd = [Client(service, good, expected, 0.0) for _ in range(8)]
+                for one in crowd:  # so that batches of all sizes have been seen
+                    one.start()
+                time.sleep(length / 2)
+                for one in crowd:
+                    one.over.set()
+                    one.join()
+                time.sleep(length / 2)
                 before = memory_mb(service.process.pid)
                 figures["memory_before_mb"] = round(before, 1)
             else:
@@ -281,6 +292,9 @@ def besieged(folder: Path, files: dict[str, bytes], seconds: float) -> dict[str,
         figures["ready_afterwards"] = service.ask("GET", "/readyz")[0] == 200
         time.sleep(12)  # uploads that nobody ends are given up after ten seconds
         figures["memory_after_mb"] = round(memory_mb(service.process.pid), 1)
+        figures["memory_after_by_process_mb"] = sorted(
+            round(memory_mb_of(pid), 1) for pid in family(service.process.pid)
+        )
         figures["metrics"] = told(service.ask("GET", "/metrics")[2].decode())
         figures["seconds_to_end"], figures["processes_left"] = ended(service, files)
         figures["tracebacks_in_log"] = service.log.read_text(errors="replace").count("Traceback")
@@ -316,8 +330,10 @@ def ended(service: Service, files: dict[str, bytes]) -> tuple[float, int]:
     seconds = time.monotonic() - start
     for sock in socks:
         sock.close()
-    time.sleep(1)
-    return round(seconds, 1), sum(Path(f"/proc/{pid}").exists() for pid in everybody)
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in everybody if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return round(seconds, 1), len(left)
 
 
 def batched(folder: Path, files: dict[str, bytes]) -> dict[str, Any]:

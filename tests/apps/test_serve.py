@@ -262,12 +262,12 @@ def test_images_that_cost_too_much_are_refused_and_counted():
 
 def test_it_is_not_ready_while_images_wait_for_too_long(client):
     service = client.app.state.service
-    service.decoders.waiting["stuck"] = time.monotonic() - 1000
+    service.lanes[0].waiting["stuck"] = time.monotonic() - 1000
     try:
         assert client.get("/readyz").status_code == 503
         assert client.get("/healthz").status_code == 200
     finally:
-        del service.decoders.waiting["stuck"]
+        del service.lanes[0].waiting["stuck"]
     assert client.get("/readyz").status_code == 200
 
 

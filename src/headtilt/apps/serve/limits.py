@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +13,7 @@ from headtilt.errors import at_least, positive
 
 # The formats that cameras, scanners and browsers write; Pillow knows many more, some of which run other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+LARGE, TIDY_SECONDS = 100_000, 3.0  # bytes of a body that leaves memory in shreds, and when that is tidied up
 TYPES = ("image/", "application/octet-stream", "multipart/form-data")
 
 
@@ -77,7 +81,7 @@ class Body:
 
     def let_go(self) -> None:
         """Forget the bytes; twice does no harm."""
-        self.uploads.held -= self.size
+        self.uploads.free(self.size)
         self.content, self.size = b"", 0
 
 
@@ -92,6 +96,7 @@ class Uploads:
         self.limits, self.held = limits, 0
         self.coming: dict[asyncio.Task[Any], int] = {}
         self.gave_way: set[asyncio.Task[Any]] = set()
+        self.tidying = False
 
     async def receive(self, request: Any) -> Body:
         """Return the image file that a request carries, as its body or as the part of a form."""
@@ -129,20 +134,32 @@ class Uploads:
                 raise
         return body
 
+    def free(self, size: int) -> None:
+        """Count bytes no longer; after large bodies what the allocator kept of them goes back to the system."""
+        self.held -= size
+        if size > LARGE and not self.tidying:
+            self.tidying = True
+            asyncio.get_running_loop().call_later(TIDY_SECONDS, self._tidy)
+
+    def _tidy(self) -> None:
+        self.tidying = False
+        trim_memory()
+
     async def _read(self, request: Any) -> Body:
         """Return the body, read no further than allowed: chunked uploads do not state their length."""
         mine: Any = asyncio.current_task()
-        chunks = []
+        content = bytearray()  # one piece: many small ones would leave memory in shreds
         try:
             async for chunk in request.stream():
                 if self.coming[mine] + len(chunk) > self.limits.bytes:
                     raise _too_large(self.limits)
-                chunks.append(chunk)
+                content += chunk
                 self._take(mine, len(chunk))
-            return Body(self, b"".join(chunks), self.coming[mine])
+            return Body(self, bytes(content), self.coming[mine])
         except BaseException:
-            self.held -= self.coming[mine]
+            self.free(self.coming[mine])
             self.coming[mine] = 0
+            content.clear()  # the error's traceback holds on to it
             raise
 
     def _take(self, mine: asyncio.Task[Any], size: int) -> None:
@@ -153,7 +170,7 @@ class Uploads:
             largest = max(self.coming, key=self.coming.__getitem__)
             if largest is mine:
                 raise _too_many()
-            self.held -= self.coming[largest]
+            self.free(self.coming[largest])
             self.coming[largest] = 0
             self.gave_way.add(largest)
             largest.cancel()
@@ -181,6 +198,13 @@ async def _part(request: Any, body: bytes) -> bytes:
         # Of forms that break off or break rules the parser forgets files; all that it opened are here.
         for opened in getattr(parser, "_files_to_close_on_error", ()):
             opened.close()
+
+
+def trim_memory() -> None:
+    """Give memory that is free back to the system, where the C library can: glibc keeps it in shreds otherwise."""
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _too_many() -> RefusedError:

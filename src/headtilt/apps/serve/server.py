@@ -32,7 +32,7 @@ from headtilt.errors import DataError, MissingExtraError
 from headtilt.its import ITS
 from headtilt.sources import Adapted
 from headtilt.sources.decode import TooLargeError
-from headtilt.sources.decoders import Decoders, NoDecoderError, Outcome, OverdueError
+from headtilt.sources.decoders import Decoders, KilledError, NoDecoderError, Outcome, OverdueError
 
 try:
     from batched.aio import AsyncBatchProcessor
@@ -47,14 +47,14 @@ try:
         Histogram,
         generate_latest,
     )
-    from prometheus_client.core import CounterMetricFamily
     from starlette.exceptions import HTTPException
 except ImportError as error:
     raise MissingExtraError((error.name or "fastapi").partition(".")[0], "serve") from error
 
 log = logging.getLogger("headtilt.serve")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-DECODERS = 2  # processes; one slow image must not hold up all others
+DECODERS = 2  # processes of each lane; one slow image must not hold up all others
+QUICK_SECONDS, QUICK_PIXELS = 1.0, 2_000_000  # of images that stay in the first lane
 DOT = b"P5 1 1 255\n\x00"  # an image of one pixel
 AFTERWARDS = 5  # seconds that ending may take once all answers are given or given up
 
@@ -70,15 +70,15 @@ class Service:
 
     def __init__(self, robust: ITS, adapted: Adapted, limits: Limits) -> None:
         self.robust, self.adapted, self.limits = robust, adapted, limits
-        self.decoders = Decoders(DECODERS, seconds=limits.decode_seconds, most_pixels=limits.pixels, formats=FORMATS)
         self.uploads = Uploads(limits)
-        self.metrics = Metrics(self.decoders)
+        self.metrics = Metrics()
+        self.lanes: tuple[Decoders, ...] = ()
         self.inside, self.warm = 0, False
 
     @property
     def ready(self) -> bool:
-        """Whether it answers: it is warm, and no image waits for longer than images should."""
-        return self.warm and not self.decoders.overdue()
+        """Whether it answers: it is warm, and no image of ordinary cost waits for longer than it should."""
+        return self.warm and not self.lanes[0].overdue()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -86,17 +86,24 @@ class Service:
         self.computing = ThreadPoolExecutor(1, "search")
         self.drawing = ThreadPoolExecutor(1, "draw")
         limits = self.limits
+        # Two lanes: an image that is large or slow in the first goes to the second, and holds up nobody in the first.
+        quick = min(QUICK_SECONDS, limits.decode_seconds)
+        self.lanes = (
+            Decoders(DECODERS, seconds=quick, most_pixels=min(QUICK_PIXELS, limits.pixels), formats=FORMATS),
+            Decoders(DECODERS, seconds=limits.decode_seconds, most_pixels=limits.pixels, formats=FORMATS),
+        )
         self.batcher = AsyncBatchProcessor(self._batch, batch_size=limits.batch, timeout_ms=limits.wait_ms)
         blank = torch.zeros(self.adapted.channels, self.adapted.size, self.adapted.size)
         await self._compute(self._rows, [blank])
         # The first image starts the processes.
-        await asyncio.get_running_loop().run_in_executor(self.drawing, self.decoders.square_of, DOT, self.adapted)
+        for lane in self.lanes:
+            await asyncio.get_running_loop().run_in_executor(self.drawing, lane.square_of, DOT, self.adapted)
         self.warm = True
         try:
             yield
         finally:
             self.warm = False
-            self.decoders.close()
+            self.close()
             for pool in (self.computing, self.drawing):
                 pool.shutdown(wait=False, cancel_futures=True)  # a search that never ends must not keep us from ending
 
@@ -121,18 +128,38 @@ class Service:
         if not body.content:
             raise RefusedError(422, "the body is empty.")
         try:
-            image = await asyncio.wrap_future(self.decoders.submit(body.content, self.adapted.square))
-        except TooLargeError as error:
-            raise RefusedError(413, f"an image may have at most {self.limits.pixels:,} pixels.") from error
-        except OverdueError as error:
-            raise RefusedError(422, "the image takes too long to decode.") from error
+            image = await self._decoded(body.content)
+            self.metrics.decodes.labels("done").inc()
         except NoDecoderError as error:
             raise RefusedError(503, "no image can be decoded now.", {"Retry-After": "5"}) from error
         except DataError as error:
-            raise RefusedError(422, "the file is no image of a known format, or broken, or too costly.") from error
+            status, outcome, reason = next(why for kind, why in self._refusals().items() if isinstance(error, kind))
+            self.metrics.decodes.labels(outcome).inc()
+            raise RefusedError(status, reason) from error
         finally:
             body.let_go()
         return await act(image)
+
+    async def _decoded(self, content: bytes) -> Tensor:
+        quick, patient = self.lanes
+        try:
+            return await asyncio.wrap_future(quick.submit(content, self.adapted.square))
+        except (TooLargeError, OverdueError, KilledError):
+            return await asyncio.wrap_future(patient.submit(content, self.adapted.square))
+
+    def _refusals(self) -> dict[type[DataError], tuple[int, str, str]]:
+        """Return status, outcome and reason by what became of an image, the special before the general."""
+        return {
+            TooLargeError: (413, "refused", f"an image may have at most {self.limits.pixels:,} pixels, and few scans."),
+            OverdueError: (422, "timed_out", "the image takes too long to decode."),
+            KilledError: (422, "killed", "the image takes too much memory to decode."),
+            DataError: (422, "refused", "the file is no image of a known format, or it is broken."),
+        }
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        for lane in self.lanes:
+            lane.close()
 
     async def classify(self, image: Tensor) -> Row:
         """Return the row of a prepared image, searched together with those of other requests."""
@@ -171,29 +198,19 @@ class Service:
 
 
 class Metrics:
-    """What Prometheus reads, in a registry of its own, so that several services may live in one process.
+    """What Prometheus reads, in a registry of its own, so that several services may live in one process."""
 
-    Args:
-        decoders: Who count what became of images.
-    """
-
-    def __init__(self, decoders: Decoders) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.decoders = decoders
-        self.registry.register(self)
         self.requests = Counter("headtilt_requests", "Requests.", ["route", "status"], registry=self.registry)
         self.seconds = Histogram("headtilt_seconds", "Time to the answer.", ["route"], registry=self.registry)
         sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
         self.batches = Histogram("headtilt_batch_images", "Images per search.", buckets=sizes, registry=self.registry)
         self.views = Counter("headtilt_views", "Views that the model was shown.", registry=self.registry)
         self.inside = Gauge("headtilt_inside", "Requests that wait or are computed.", registry=self.registry)
-
-    def collect(self) -> Any:
-        """Yield what became of decoded images."""
-        found = CounterMetricFamily("headtilt_decodes", "Images by what became of them.", labels=["outcome"])
+        self.decodes = Counter("headtilt_decodes", "Images by outcome.", ["outcome"], registry=self.registry)
         for outcome in get_args(Outcome):
-            found.add_metric([outcome], self.decoders.outcomes[outcome])
-        yield found
+            self.decodes.labels(outcome)  # there from the start, so that rates can be computed
 
 
 def make_app(robust: ITS, adapted: Adapted, limits: Limits | None = None, *, hosts: Sequence[str] = LOOPBACK) -> Any:
@@ -388,5 +405,5 @@ def _end_at_last(server: Any, service: Service, seconds: float) -> None:
         time.sleep(0.2)
     time.sleep(seconds)
     log.error("something did not end within %g s, and is given up", seconds)
-    service.decoders.close()
+    service.close()
     os._exit(1)
