@@ -38,12 +38,12 @@ HOSTILE = {
 
 def bare(files: list[bytes], batch: int, seconds: float) -> float:
     """Return images per second of the search alone, on images that are decoded already."""
-    from headtilt.apps.batch.job import ready
     from headtilt.apps.loading import Wrapped
+    from headtilt.sources.images import square_of
 
     torch.set_num_threads(1)
     robust, adapted = Wrapped(MODEL, levels=LEVELS).load()
-    images = torch.stack([ready("", file, adapted)[1] for file in files[:batch]])  # type: ignore[misc]
+    images = torch.stack([square_of(file, adapted) for file in files[:batch]])
     robust.search(images)
     start, done = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
@@ -66,7 +66,9 @@ def get(url: str, body: bytes | None = None, kind: str = "image/png") -> tuple[i
 def slow(port: int) -> int:
     """Return how a body that does not arrive is answered."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
-        sock.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 99\r\n\r\nabc")
+        sock.sendall(
+            b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 99\r\n\r\nabc"
+        )
         return int(sock.recv(100).split()[1])
 
 

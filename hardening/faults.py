@@ -248,7 +248,8 @@ def writing(folder: Path) -> Iterator[Stage]:
         return reset
 
     def bundle(bias: float) -> Callable[[Path], Any]:
-        return lambda place: ht.ITS(model, calibrator=Balance(torch.full((3,), bias))).save(place / "deep" / "bundle")
+        fitted = ht.ITS(model, calibrator=Balance(torch.full((3,), bias)))
+        return lambda place: fitted.save(place / "deep" / "bundle", overwrite=True)
 
     def reads(place: Path) -> Any:
         return ht.ITS.load(place / "deep" / "bundle", model).calibrator.bias

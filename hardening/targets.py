@@ -175,7 +175,7 @@ def http(data: bytes) -> None:
     first, kind, length, body = parts(data, 4)
     number = first[0] if first else 0
     path, _, query = ROUTES[number % len(ROUTES)].partition("?")
-    headers = [(b"host", b"x")]
+    headers = [(b"host", b"localhost")]
     headers += [(b"content-type", kind)] if kind else []
     headers += [(b"content-length", length)] if length else []
     method = "GET" if number >= 128 else "POST"

@@ -244,11 +244,15 @@ class ITS(Estimator, nn.Module):
             log.warning("%s", advice)
         return self
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write everything but the model to a folder, as JSON and safetensors; see `load`.
 
         Of a model that has been shown images its answers to a few noise images are written as well, by which `load`
         knows it again.
+
+        Args:
+            folder: New, empty, or that of a bundle.
+            overwrite: Whether a bundle that is there may be replaced.
         """
         predictor = self.predictor
         options = {
@@ -267,7 +271,7 @@ class ITS(Estimator, nn.Module):
             "gate": self.gate,
         }
         report = {**self.report, "reads_features": bool(predictor.features)}
-        bundle.write(folder, options, report, taken(predictor))
+        bundle.write(folder, options, report, taken(predictor), overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], model: Model, *, strict: bool = True) -> ITS:

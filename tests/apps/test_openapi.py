@@ -20,7 +20,7 @@ OPERATIONS = [("/classify", "POST"), ("/explain", "POST"), ("/healthz", "GET"), 
 
 @pytest.fixture(scope="module")
 def api():
-    app, _ = made()
+    app, _ = made(hosts=("*",))
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

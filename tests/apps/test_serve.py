@@ -31,8 +31,9 @@ Image = pytest.importorskip("PIL.Image")
 
 from fastapi.testclient import TestClient  # noqa: E402
 
-from headtilt.apps.serve.limits import Limits  # noqa: E402
-from headtilt.apps.serve.server import make_app  # noqa: E402
+from hardening import hostile  # noqa: E402
+from headtilt.apps.serve.limits import Limits, RefusedError, Uploads  # noqa: E402
+from headtilt.apps.serve.server import LOOPBACK, make_app  # noqa: E402
 
 PNG = {"Content-Type": "image/png"}
 
@@ -61,16 +62,17 @@ def png(grey, size=(8, 8)):
     return buffer.getvalue()
 
 
-def made(limits=None, **options):
+def made(limits=None, hosts=LOOPBACK, **options):
     model = Brightness().eval()
     adapted = Adapted(model, ("dark", "light"), 8, 8, "border", "brightness")
-    return make_app(its(model, [rotation()], samples=4, padding="border", **options), adapted, limits), model
+    robust = its(model, [rotation()], samples=4, padding="border", **options)
+    return make_app(robust, adapted, limits, hosts=hosts), model
 
 
 @pytest.fixture(scope="module")
 def client():
     app, _ = made(Limits(bytes=20_000, pixels=10_000))
-    with TestClient(app, raise_server_exceptions=False) as opened:
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as opened:
         yield opened
 
 
@@ -98,7 +100,7 @@ def test_explain_tells_the_search_as_json_and_as_a_picture(client):
 
 def test_a_lattice_search_is_explained_too():
     app, _ = made(search="joint", budget=8)
-    with TestClient(app) as opened:
+    with TestClient(app, "http://localhost") as opened:
         told = opened.post("/explain", content=png(250), headers=PNG).json()
         assert len(told["levels"][0]["parameters"]) >= 8
         assert opened.post("/explain?format=png", content=png(250), headers=PNG).content[:4] == b"\x89PNG"
@@ -205,7 +207,7 @@ async def gathered(app, bodies):
 
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as sender:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as sender:
             return await asyncio.gather(*(sender.post("/classify", content=body, headers=PNG) for body in bodies))
 
 
@@ -230,7 +232,7 @@ def test_more_requests_than_the_queue_holds_are_told_to_come_back():
 
 def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_comes():
     app, model = made(Limits(answer_seconds=0.2))
-    with TestClient(app) as opened:
+    with TestClient(app, "http://localhost") as opened:
         model.pause = 0.3
         reply = opened.post("/classify", content=png(250), headers=PNG)
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
@@ -243,7 +245,7 @@ def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_comes():
 
 def test_before_it_is_warm_it_is_not_ready():
     app, _ = made()
-    quiet = TestClient(app)
+    quiet = TestClient(app, "http://localhost")
     assert quiet.get("/readyz").status_code == 503
     assert quiet.get("/healthz").status_code == 200
 
@@ -258,13 +260,107 @@ def test_limits_are_checked():
 def test_the_openapi_names_every_refusal(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {"/classify", "/explain", "/healthz", "/readyz", "/metrics"}
-    assert {"200", "408", "413", "415", "422", "503"} == set(paths["/classify"]["post"]["responses"])
+    assert {"200", "400", "408", "413", "415", "422", "503"} == set(paths["/classify"]["post"]["responses"])
 
 
 def test_a_model_error_is_not_swallowed_by_the_wrapper():
     _, model = made()
     with pytest.raises(ModelError, match="cursed"):
         its(model, [rotation()], samples=4).search(torch.full((1, 1, 8, 8), 100 / 255))
+
+
+def test_images_that_cost_too_much_are_refused_and_counted():
+    app, _ = made(Limits(decode_seconds=0.5, pixels=25_000_000))
+    with TestClient(app, "http://localhost") as opened:
+        for name, status in (("many scans", 413), ("long BMP", 413), ("slow BMP", 422)):
+            assert opened.post("/classify", content=hostile.FILES[name](), headers=PNG).status_code == status, name
+        assert opened.post("/classify", content=png(250), headers=PNG).status_code == 200
+        text = opened.get("/metrics").text
+    assert 'headtilt_decodes_total{outcome="refused"} 2.0' in text
+    assert 'headtilt_decodes_total{outcome="timed_out"} 1.0' in text
+    assert 'headtilt_decodes_total{outcome="killed"} 0.0' in text
+
+
+def test_it_is_not_ready_while_images_wait_for_too_long(client):
+    service = client.app.state.service
+    service.lanes[0].waiting["stuck"] = time.monotonic() - 1000
+    try:
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/healthz").status_code == 200
+    finally:
+        del service.lanes[0].waiting["stuck"]
+    assert client.get("/readyz").status_code == 200
+
+
+def test_only_hosts_that_were_named_are_served():
+    app, _ = made()
+    with TestClient(app, "http://localhost") as opened:
+        for host, status in (("localhost:9", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 400)):
+            assert opened.get("/healthz", headers={"Host": host}).status_code == status, host
+        refused = opened.get("/healthz", headers={"Host": "localhost.evil.example"})
+        assert (refused.status_code, "not served here" in refused.json()["error"]) == (400, True)
+    open_to_all = make_app(app.state.service.robust, app.state.service.adapted, hosts=("*",))
+    assert TestClient(open_to_all, "http://anything").get("/healthz").status_code == 200
+
+
+def test_health_answers_to_head(client):
+    for route in ("/healthz", "/readyz"):
+        reply = client.head(route)
+        assert (reply.status_code, reply.content) == (200, b"")
+
+
+class Coming:
+    """A request whose body comes in pieces, and then perhaps never ends."""
+
+    def __init__(self, *pieces, ends=True):
+        self.headers, self.pieces, self.ends = {"content-type": "image/png"}, pieces, ends
+
+    async def stream(self):
+        for piece in self.pieces:
+            await asyncio.sleep(0)
+            yield piece
+        if not self.ends:
+            await asyncio.sleep(1000)
+
+
+def test_of_too_many_bytes_the_largest_unfinished_upload_gives_way():
+    async def story():
+        uploads = Uploads(Limits(held_bytes=1000))
+        hogs = [asyncio.ensure_future(uploads.receive(Coming(b"x" * size, ends=False))) for size in (300, 600)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert uploads.held == 900
+        body = await uploads.receive(Coming(b"y" * 200))
+        with pytest.raises(RefusedError, match="too much is being uploaded") as refused:
+            await hogs[1]
+        assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
+        assert uploads.held == 500
+        with pytest.raises(RefusedError):
+            await uploads.receive(Coming(b"z" * 400, b"z" * 500))
+        assert uploads.held == 500
+        body.let_go()
+        body.let_go()
+        hogs[0].cancel()
+        await asyncio.gather(*hogs, return_exceptions=True)
+        assert (uploads.held, uploads.coming) == (0, {})
+
+    asyncio.run(story())
+
+
+def test_uploads_are_bounded_in_number_and_do_not_count_as_inside():
+    async def story():
+        uploads = Uploads(Limits(uploads=2))
+        slow = [asyncio.ensure_future(uploads.receive(Coming(b"x", ends=False))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError) as refused:
+            await uploads.receive(Coming(b"x"))
+        for one in slow:
+            one.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        assert refused.value.status == 503
+        assert (await uploads.receive(Coming(b"x"))).content == b"x"
+
+    asyncio.run(story())
 
 
 class Served:
@@ -287,7 +383,7 @@ class Served:
     def _answers(self):
         try:
             with self.connect() as sock:
-                sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 return b"200 OK" in sock.recv(100)
         except OSError:
             return False
@@ -319,7 +415,7 @@ def served():
     process.process.communicate()
 
 
-POST = b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+POST = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 
 
 def test_a_body_that_does_not_arrive_is_given_up(served):
@@ -327,12 +423,12 @@ def test_a_body_that_does_not_arrive_is_given_up(served):
 
 
 def test_headers_that_do_not_arrive_are_given_up(served):
-    assert served.talk(b"POST /classify HTTP/1.1\r\nHost: x\r\nX-Slow: ") == b""
+    assert served.talk(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nX-Slow: ") == b""
     assert served.talk(b"") == b""
 
 
 def test_second_requests_of_a_connection_are_watched_too(served):
-    reply = served.talk(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
+    reply = served.talk(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
     assert reply.count(b"HTTP/1.1") == 1
 
 
@@ -354,6 +450,37 @@ def test_a_client_that_hangs_up_disturbs_nobody(served, pngs):
     head, _, body = served.talk(whole).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert json.loads(body)["views"] > 17
+
+
+def test_a_client_that_hangs_up_in_its_body_is_no_error_of_the_service(served):
+    for _ in range(3):
+        with served.connect() as sock:
+            sock.sendall(POST + b"Content-Length: 1000\r\n\r\nabc")
+    deadline = time.monotonic() + 30
+    while b'status="499"} 3.0' not in (text := served.talk(METRICS)):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)
+    assert b'status="500"' not in text
+
+
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def test_a_length_that_is_said_in_two_ways_is_refused_once(served):
+    both = POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n"
+    reply = served.talk(both)
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1") == 1
+
+
+def test_slow_bodies_shut_nobody_out(served, pngs):
+    slow = [served.connect() for _ in range(300)]
+    for sock in slow:
+        sock.sendall(POST + b"Content-Length: 1000\r\n\r\na")
+    whole = POST + f"Content-Length: {len(pngs[0])}\r\nConnection: close\r\n\r\n".encode() + pngs[0]
+    assert [served.talk(whole)[:15] for _ in range(5)] == [b"HTTP/1.1 200 OK"] * 5
+    for sock in slow:
+        sock.close()
 
 
 def test_it_listens_on_the_loopback_alone(served):
@@ -387,3 +514,15 @@ def test_on_sigterm_it_answers_who_is_inside_and_ends(served, pngs):
     assert "Traceback" not in errors
     with pytest.raises(ConnectionRefusedError):
         served.connect()
+
+
+def test_it_ends_although_an_image_never_does():
+    process = Served("--decode-seconds", "300", "--answer-seconds", "1")
+    sock = process.connect()
+    body = hostile.slow_bmp(5000, 5_000_000)[:9_999_999]
+    sock.sendall(POST + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    time.sleep(0.5)
+    process.process.send_signal(signal.SIGTERM)
+    process.process.communicate(timeout=30)
+    sock.close()
+    assert process.process.returncode is not None

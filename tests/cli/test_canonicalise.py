@@ -329,3 +329,8 @@ def test_an_upright_animation_keeps_all_of_its_frames(tmp_path, kind):
     assert copy.read_bytes() == source.read_bytes()
     with Image.open(copy) as opened:
         assert opened.n_frames == 3
+
+
+def test_a_ribbon_on_its_diagonal_is_refused_before_it_takes_all_memory():
+    with pytest.raises(DataError, match="a picture of 20000 × 1 pixels would take 14,143 × 14,143: too many"):
+        undone(Image.new("L", (20_000, 1), 77), turn(45))

@@ -440,3 +440,23 @@ def test_a_black_box_with_nothing_but_logits_is_classified_fitted_and_explained(
     rows = json.loads(call("classify", "lying", *box, "--bundle", "b", "--json").stdout)
     assert all(row["error"] is None for row in rows)
     assert call("explain", sorted_first(), *box, "--bundle", "b", "--out", "x.png").exit_code == 0
+
+
+def test_cells_of_a_table_are_no_formulas_and_names_steer_no_terminal(call, tmp_path, digits):
+    names = ("=SUM(A1).png", "+1.png", "-1.png", "@x.png", "a\nb\x1b[2J.png", "plain.png")
+    (tmp_path / "odd").mkdir()
+    for name in names:
+        (tmp_path / "odd" / name).write_bytes(b"no image")
+    said = call("classify", *(f"odd/{name}" for name in names), *DIGITS, "--csv")
+    assert "\x1b" not in said.stdout
+    from headtilt.cli.everyday import _cell
+
+    assert [_cell(name) for name in names] == [
+        "'=SUM(A1).png",
+        "'+1.png",
+        "'-1.png",
+        "'@x.png",
+        "a\\nb\\x1b[2J.png",
+        "plain.png",
+    ]
+    assert _cell(-1.5) == -1.5

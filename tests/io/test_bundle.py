@@ -165,7 +165,7 @@ def test_a_save_over_an_old_bundle_that_fails_leaves_the_old_one(
     old.save(tmp_path)
     monkeypatch.setattr(bundle, "save_tensors", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        ht.ITS(model, calibrator=Balance(-torch.arange(4.0))).save(tmp_path)
+        ht.ITS(model, calibrator=Balance(-torch.arange(4.0))).save(tmp_path, overwrite=True)
     assert torch.equal(ht.ITS.load(tmp_path, model)(images(3)), old(images(3)))
 
 
@@ -222,7 +222,7 @@ def test_numbers_of_numpy_survive_a_round_trip(tmp_path: Path) -> None:
             seed=np.int64(5),
             padding=np.float64(0.5),
         )
-        robust.save(tmp_path)
+        robust.save(tmp_path, overwrite=True)
         again = ht.ITS.load(tmp_path, Net())
         assert torch.equal(again.gate.get_extra_state(), robust.gate.get_extra_state())
         assert (again.plan, again.predictor.chunk, again.predictor.seed, again.padding) == (robust.plan, 3, 5, 0.5)
@@ -270,3 +270,89 @@ def test_a_cautious_gate_takes_numbers_alone(wrong: object) -> None:
     for numbers in ({"margin": wrong}, {"doubt": wrong}):
         with pytest.raises(ht.OptionError, match="must be a number"):
             CautiousGate(**numbers)  # type: ignore[arg-type]
+
+
+def test_a_save_needs_a_place_of_its_own_and_replaces_a_bundle_only_where_asked(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("x")
+    with pytest.raises(ht.OptionError, match="is a file"):
+        ht.ITS(Net()).save(tmp_path / "file")
+    for overwrite in (False, True):
+        with pytest.raises(ht.OptionError, match=r"holds thesis\.txt"):
+            ht.ITS(Net()).save(tmp_path / "full", overwrite=overwrite)
+    ht.ITS(Net(), gate=1.0).save(tmp_path / "bundle")
+    with pytest.raises(ht.OptionError, match="overwrite=True or --force replaces it"):
+        ht.ITS(Net(), gate=2.0).save(tmp_path / "bundle")
+    assert ht.ITS.load(tmp_path / "bundle", Net()).gate.margin == 1.0
+    ht.ITS(Net(), gate=2.0).save(tmp_path / "bundle", overwrite=True)
+    assert ht.ITS.load(tmp_path / "bundle", Net()).gate.margin == 2.0
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "said"),
+    [
+        ("search", "hypotheses", 10**9, "hypotheses must be at most"),
+        ("search", "samples", 10**9, "samples must be at most"),
+        ("options", "mc_passes", 10**9, "mc_passes must be at most"),
+        ("options", "chunk", 10**12, "chunk must be at most"),
+        ("search", "levels", ["reflection"] * 40, "levels must be at most"),
+        ("gate", "margin", "nan", "margin must be"),
+        ("gate", "turn_at", "nan", "turn_at must be"),
+    ],
+)
+def test_a_bundle_that_asks_for_what_nobody_means_is_refused(
+    tmp_path: Path, place: str, name: str, value: object, said: str
+) -> None:
+    ht.ITS(Net(), gate=1.0).save(tmp_path)
+    config = json.loads((tmp_path / bundle.CONFIG).read_text())
+    holder = {"options": config["options"], "search": config["options"]["search"], "gate": config["gate"]}[place]
+    assert name in holder
+    holder[name] = value
+    (tmp_path / bundle.CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ht.HeadtiltError, match=said):
+        ht.ITS.load(tmp_path, Net())
+
+
+def rewritten(folder: Path, kind: str, tensors: dict[str, Tensor], **more: object) -> None:
+    """Put other tensors into a bundle, with the right digest."""
+    from safetensors.torch import save_file
+
+    ht.ITS(Net()).save(folder)
+    save_file(tensors, folder / bundle.TENSORS)
+    config = json.loads((folder / bundle.CONFIG).read_text())
+    config |= {"sha256": bundle.digest_of(folder / bundle.TENSORS), "calibrator": {"kind": kind, **more}}
+    (folder / bundle.CONFIG).write_text(json.dumps(config))
+
+
+def test_tensors_that_no_fit_makes_are_refused(tmp_path: Path) -> None:
+    rewritten(tmp_path / "a", "balance", {"calibrator.bias": torch.zeros(4).to(torch.float8_e4m3fn)})
+    with pytest.raises(ht.DataError, match="float8"):
+        ht.ITS.load(tmp_path / "a", Net())
+    rewritten(tmp_path / "b", "neighbours", {"calibrator.bank": torch.zeros(4, 5)}, nearest=3, scale=20.0)
+    with pytest.raises(ht.DataError, match=r"holds \(4, 5\) in calibrator\.bank"):
+        ht.ITS.load(tmp_path / "b", Net())
+    rewritten(tmp_path / "c", "neighbours", {"calibrator.bank": torch.zeros(4, 5, 2)}, nearest=0, scale=20.0)
+    with pytest.raises(ht.OptionError, match="nearest"):
+        ht.ITS.load(tmp_path / "c", Net())
+    rewritten(tmp_path / "d", "balance", {"calibrator.bias": torch.zeros(0)})
+    with pytest.raises(ht.DataError, match="no such table"):
+        ht.ITS.load(tmp_path / "d", Net())
+
+
+@pytest.mark.parametrize("name", [bundle.CONFIG, bundle.TENSORS])
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge"])
+def test_files_of_a_bundle_are_plain_files_of_bounded_size(tmp_path: Path, name: str, kind: str) -> None:
+    import os
+
+    ht.ITS(Net(), calibrator=Balance(torch.arange(4.0))).save(tmp_path)
+    (tmp_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif kind == "device":
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(5_000_000_000)  # a hole, which takes no room
+    with pytest.raises(ht.DataError, match="bytes, more than" if kind == "huge" else "no regular file"):
+        ht.ITS.load(tmp_path, Net())

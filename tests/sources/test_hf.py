@@ -87,3 +87,33 @@ def test_the_real_mobilenet_knows_most_upright_photographs() -> None:
     with torch.no_grad():
         answers = adapted.model(data.floats()[:, :, 48:272, 48:272]).argmax(1)
     assert float((answers == data.labels).float().mean()) > 0.4
+
+
+EVIL = """
+from pathlib import Path
+Path(r"{marker}").write_text("ran")
+from transformers import PretrainedConfig as Config, PreTrainedModel as Model, ViTImageProcessor as Processor
+"""
+
+
+@pytest.mark.parametrize("place", ["config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize("kind", ["vit", "evil"])
+def test_code_that_lies_in_a_checkpoint_is_never_run_whatever_anybody_answers(checkpoint, monkeypatch, place, kind):
+    import builtins
+    import json
+
+    marker = checkpoint / "ran"
+    (checkpoint / "evil.py").write_text(EVIL.format(marker=marker))
+    said = json.loads((checkpoint / place).read_text())
+    names = {"AutoConfig": "Config", "AutoModelForImageClassification": "Model", "AutoImageProcessor": "Processor"}
+    said["auto_map"] = {auto: f"evil.{name}" for auto, name in names.items()}
+    if kind == "evil":
+        said |= {"model_type": "evil", "image_processor_type": "Evil"}
+    (checkpoint / place).write_text(json.dumps(said))
+    monkeypatch.setattr(builtins, "input", lambda *_: "y")
+    if kind == "evil":
+        with pytest.raises(ht.DataError):
+            hf.load(str(checkpoint))
+    else:
+        assert hf.load(str(checkpoint)).labels == ("cat", "dog", "owl")
+    assert not marker.exists()

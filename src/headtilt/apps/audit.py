@@ -23,7 +23,8 @@ from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence, floored
 
 if TYPE_CHECKING:
-    from headtilt.sources.pretrained import Pretrained
+    from headtilt.sources.decoders import Decoders
+from headtilt.sources.pretrained import Pretrained
 
 TURNS = 4
 # How a source changed its images: the first four turned clockwise, the others mirrored left to right and then turned.
@@ -368,13 +369,14 @@ def read(
     """
     unread: list[str] = []
     parts: list[Votes] = []
-    good = _good(squares(sources, robust.adapted, 2 * batch), unread)
     done = 0
-    while len(some := list(islice(good, min(batch, images - done)))):
-        parts.append(ask(robust, torch.stack(some), any_angle=any_angle))
-        done += len(some)
-        if tell is not None:
-            tell("looking at images", done, images)
+    with Decoders() as decoders:
+        good = _good(squares(sources, robust.adapted, 2 * batch, decoders), unread)
+        while len(some := list(islice(good, min(batch, images - done)))):
+            parts.append(ask(robust, torch.stack(some), any_angle=any_angle))
+            done += len(some)
+            if tell is not None:
+                tell("looking at images", done, images)
     return _joined(parts), unread
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headtilt.apps.rows import squares
 from headtilt.calibration.fit_images import FEWEST, split
 from headtilt.calibration.fitter import FEWEST_FOR_HEAD, Fitter
 from headtilt.calibration.gate import Promise
@@ -26,12 +26,13 @@ from headtilt.model.predictor import Predictor
 from headtilt.paper.data.dataset import sample_indices
 from headtilt.progress import duration
 from headtilt.sources import Adapted
-from headtilt.sources.images import square_of
+from headtilt.sources.decoders import Decoders
 from headtilt.sources.sidecar import PHOTOGRAPHS
 
 if TYPE_CHECKING:
     from headtilt.sources.pretrained import Pretrained
 
+AHEAD = 64  # images that are decoded before their turn
 TIMED_CHUNKS, TIMED_VIEWS = 2, 2048  # by which a view is timed, and no more views than that
 TIMED_POSES, TIMED_STEPS = 8, 3
 Tell = Callable[[str, int, int], None]
@@ -161,21 +162,13 @@ def read(paths: Sequence[Path], adapted: Adapted, tell: Tell) -> tuple[Tensor, l
     """
     images = torch.empty(len(paths), adapted.channels, adapted.size, adapted.size)
 
-    def one(number: int) -> str | None:
-        try:
-            images[number] = square_of(paths[number], adapted)
-        except DataError as error:
-            return str(error)
-        return None
-
     said: list[str | None] = []
-    pool = ThreadPoolExecutor()
-    try:
-        for error in pool.map(one, range(len(paths))):
-            said.append(error)
+    with Decoders() as decoders:
+        for number, (_, found) in enumerate(squares(paths, adapted, AHEAD, decoders)):
+            said.append(found if isinstance(found, str) else None)
+            if isinstance(found, Tensor):
+                images[number] = found
             tell("reading images", len(said), len(paths))
-    finally:  # Ctrl-C must not wait for files that nobody wants any more
-        pool.shutdown(cancel_futures=True)
     good = [number for number, error in enumerate(said) if error is None]
     broken = [error for error in said if error is not None]
     if len(good) < FEWEST:

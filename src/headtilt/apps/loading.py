@@ -11,10 +11,12 @@ import torch
 
 from headtilt.errors import DataError
 from headtilt.io import bundle as bundles
+from headtilt.io.files import digest_of
 from headtilt.its import ITS
 from headtilt.presets import levels_named
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
+from headtilt.sources.pretrained import wrapped
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Wrapped:
         bound_memory()
         adapted = door.load(self.model, device=self.device)
         if self.bundle is not None:
-            return ITS.load(self.bundle, adapted.model, strict=self.strict).to(self.device), adapted
-        return ITS(adapted.model, levels_named(self.levels), padding=adapted.padding).to(self.device), adapted
+            return wrapped(adapted, bundle=self.bundle, strict=self.strict), adapted
+        return wrapped(adapted, levels=levels_named(self.levels)), adapted
 
 
 def bound_memory() -> None:
@@ -54,20 +56,19 @@ def bound_memory() -> None:
 
 
 def model_fingerprint(adapted: Adapted, spec: str) -> str:
-    """Return the SHA-256 of a classifier's weights and of how it prepares images and names classes.
+    """Return the SHA-256 of a classifier: its weights, the files it was made of, and how it prepares and names images.
 
-    A classifier whose weights PyTorch does not hold, such as an ONNX session, counts by the file that its spec names.
+    What PyTorch does not hold, such as an ONNX session with its external data, counts by its files; so does what stands
+    beside them, and the module of a model of one's own.
     """
     digest = hashlib.sha256()
-    geometry = (adapted.size, adapted.resize, str(adapted.padding), adapted.channels, adapted.labels)
+    geometry = (adapted.square, str(adapted.padding), adapted.labels, adapted.features)
     digest.update(repr(geometry).encode())
-    weights = adapted.model.state_dict()
-    for name, tensor in sorted(weights.items()):
+    for name, tensor in sorted(adapted.model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    named = Path(spec.partition(":")[2])
-    if not weights and named.is_file():
-        digest.update(named.read_bytes())
+    for path in door.files_of(spec):
+        digest.update(f"{path.name} {digest_of(path)}".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -80,5 +81,5 @@ def bundle_fingerprint(folder: str | None) -> str | None:
         path = Path(folder) / name
         if not path.is_file():
             raise DataError(f"{folder} is no bundle: it has no {name}. Write one with robust.save(folder).")
-        digest.update(path.read_bytes())
+        digest.update(digest_of(path).encode())
     return digest.hexdigest()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from headtilt.geometry.groups import decompose
 from headtilt.its import ITS
 from headtilt.result import SearchResult
 from headtilt.sources import Adapted
-from headtilt.sources.images import square_of
+from headtilt.sources.decoders import Decoders
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def answers(
     *,
     batch: int = 32,
     topk: int = 1,
-    workers: int | None = None,
+    decoders: Decoders | None = None,
 ) -> Iterator[Answer]:
     """Yield an answer for each source in order; one that cannot be read gets its error and the others go on.
 
@@ -131,56 +132,57 @@ def answers(
         sources: Paths, or anything else that `images.upright` takes.
         batch: Images per search.
         topk: How many of the best labels each row should hold.
-        workers: Threads that read files ahead; None chooses.
+        decoders: Who reads files; None starts some for this call.
     """
-    waiting: list[tuple[str, Tensor | str]] = []
-    for item in squares(sources, adapted, batch, workers):
-        waiting.append(item)
-        if len(waiting) == batch:
-            yield from _answers(robust, adapted, waiting, topk)
-            waiting = []
-    yield from _answers(robust, adapted, waiting, topk)
+    with Decoders() if decoders is None else nullcontext(decoders) as readers:
+        stream = squares(sources, adapted, batch, readers)
+        while waiting := list(islice(stream, batch)):
+            yield from answered(robust, adapted, waiting, topk=topk)
 
 
 def squares(
-    sources: Iterable[Any], adapted: Adapted, ahead: int, workers: int | None = None
+    sources: Iterable[Any], adapted: Adapted, ahead: int, decoders: Decoders
 ) -> Iterator[tuple[str, Tensor | str]]:
-    """Yield each source's name with its square, or with why there is none; some are read ahead."""
+    """Yield each source's name with its square, or with why there is none.
 
-    def one(source: Any) -> Tensor | str:
-        try:
-            return square_of(source, adapted)
-        except DataError as error:
-            return str(error)
+    Args:
+        sources: See `answers`.
+        adapted: For whom to read them.
+        ahead: How many are read before their turn.
+        decoders: Who reads them.
+    """
+    reading: deque[tuple[str, Future[Tensor]]] = deque()
+    for number, source in enumerate(sources):
+        name = str(source) if isinstance(source, (str, Path)) else f"image {number}"
+        reading.append((name, decoders.submit(source, adapted.square)))
+        if len(reading) > ahead:
+            yield _read(*reading.popleft())
+    while reading:
+        yield _read(*reading.popleft())
 
-    reading: deque[tuple[str, Future[Tensor | str]]] = deque()
-    pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1))
+
+def _read(name: str, square: Future[Tensor]) -> tuple[str, Tensor | str]:
     try:
-        for number, source in enumerate(sources):
-            name = str(source) if isinstance(source, (str, Path)) else f"image {number}"
-            reading.append((name, pool.submit(one, source)))
-            if len(reading) > ahead:
-                first, square = reading.popleft()
-                yield first, square.result()
-        while reading:
-            first, square = reading.popleft()
-            yield first, square.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        return name, square.result()
+    except DataError as error:
+        return name, str(error)
 
 
-def _answers(robust: ITS, adapted: Adapted, waiting: list[tuple[str, Tensor | str]], topk: int) -> Iterator[Answer]:
-    images = [image for _, image in waiting if isinstance(image, Tensor)]
-    paths = [path for path, image in waiting if isinstance(image, Tensor)]
+def answered(
+    robust: ITS, adapted: Adapted, batch: Sequence[tuple[str, Tensor | str]], *, topk: int = 1
+) -> Iterator[Answer]:
+    """Yield an answer for each of some paths, which come with the square of an image or with why there is none."""
+    images = [image for _, image in batch if isinstance(image, Tensor)]
+    paths = [path for path, image in batch if isinstance(image, Tensor)]
     found = iter(_searched(robust, adapted, images, paths, topk) if images else ())
-    for path, image in waiting:
+    for path, image in batch:
         yield next(found) if isinstance(image, Tensor) else Answer(Row(path, error=image))
 
 
 def _searched(robust: ITS, adapted: Adapted, images: list[Tensor], paths: list[str], topk: int) -> list[Answer]:
-    """Return the answers for images; where the model fails on some of them alone, these get its error.
+    """Return the answers for images; where the model fails on some of them, these get its error.
 
-    A model that fails on all of them is at fault itself.
+    A model that fails on all of them, and on a plain grey image too, is at fault itself.
     """
 
     def ask(some: list[Tensor], names: list[str]) -> list[Answer]:
@@ -198,7 +200,7 @@ def _searched(robust: ITS, adapted: Adapted, images: list[Tensor], paths: list[s
     try:
         return ask(images, paths)
     except ModelError:
-        found = [alone(image, path) for image, path in zip(images, paths, strict=True)] if len(images) > 1 else []
+        found = [alone(image, path) for image, path in zip(images, paths, strict=True)]
         if all(answer.pose is None for answer in found):
-            raise
+            ask([torch.full_like(images[0], 0.5)], [""])  # raises where the model is at fault
         return found

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ORIENTATION, EXIF_IFD, WIDTH, HEIGHT = 0x0112, 0x8769, 0xA002, 0xA003
+MOST_PIXELS = 100_000_000  # of a turned picture: a ribbon on its diagonal would fill all memory with nothing
 SUFFIX = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp", "PPM": ".ppm"}
 # A search over all angles finds a photograph's to ten degrees or so: closer to a quarter turn, it is taken for one.
 SNAP_DEGREES, SNAP_FACTOR = 12.0, 0.1
@@ -151,6 +152,10 @@ def _resampled(image: Image, pose: Tensor) -> Image:
     corners = [[x * width / 2, y * height / 2] for x in (-1, 1) for y in (-1, 1)]
     reach = (matrix[:2, :2] @ matrix.new_tensor(corners).T).abs().amax(1).tolist()
     size = max(math.ceil(2 * reach[0] - 1e-6), 1), max(math.ceil(2 * reach[1] - 1e-6), 1)
+    if size[0] * size[1] > MOST_PIXELS:
+        raise DataError(
+            f"turned, a picture of {width} × {height} pixels would take {size[0]:,} × {size[1]:,}: too many."
+        )
     (a, b), (c, d) = invert(matrix[None])[0, :2, :2].tolist()
 
     def source(x: float, y: float) -> tuple[float, float]:

@@ -63,16 +63,22 @@ def classify(
 ) -> None:
     """Say what images show, however they are tilted, and how they are tilted."""
     from headtilt.apps.rows import answers
+    from headtilt.sources.decoders import Decoders
 
     if as_csv and as_json:
         raise OptionError("--csv and --json exclude each other. Leave one of them out.")
     found = _survey(files)
-    robust = opened_model(model, bundle, levels, preset, size, device, labels=labels, strict=strict)
     rows: list[Row] = []
+    decoders = Decoders().start()  # they get ready while the model is loaded
     try:
-        with progress() as tell:
+        robust = opened_model(model, bundle, levels, preset, size, device, labels=labels, strict=strict)
+    except BaseException:
+        decoders.close()
+        raise
+    try:
+        with decoders, progress() as tell:
             tell("classifying", 0, len(found.paths))
-            for answer in answers(robust, robust.adapted, found.paths, batch=batch, topk=topk):
+            for answer in answers(robust, robust.adapted, found.paths, batch=batch, topk=topk, decoders=decoders):
                 rows.append(answer.row)
                 tell("classifying", len(rows), len(found.paths))
     finally:  # also after Ctrl-C: what is done stays done
@@ -104,11 +110,13 @@ def explain(
 ) -> None:
     """Draw why an image got its answer: before and after, its orbit, and the search."""
     from headtilt import plot
+    from headtilt.sources.decoders import Decoders
 
     one_of("out", out.suffix.lower(), (".png", ".svg"))
     plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
     robust = opened_model(model, bundle, levels, preset, size, device, labels=labels, strict=strict)
-    result = robust.search(robust.read(file))
+    with Decoders(1) as decoders:
+        result = robust.search(decoders.square_of(file, robust.adapted)[None])
     path = plot.save(plot.explain(robust, result, names=robust.names, title=_shown(file.name)), out)
     console = Console(highlight=False, soft_wrap=True)
     console.print(escape(result.describe(0, names=robust.names)))
@@ -234,13 +242,13 @@ def fit(
     from headtilt.calibration.head import HeadRecipe
     from headtilt.calibration.head import thorough as patient
     from headtilt.geometry.warp import centre_crop
+    from headtilt.io.bundle import check_place
     from headtilt.paper.experiments.report import note_origin
     from headtilt.sources.health import health
 
     one_of("method", method, ("head", "balance", "prototypes", "neighbours"))
     one_of("preset", preset, PRESETS)
-    if (out / "headtilt.json").exists() and not force:
-        raise OptionError(f"{out} holds a bundle already; --force replaces it.")
+    check_place(out, overwrite=force)
     found = _survey([str(folder)])
     searched = levels if preset == "documents" else levels or "rotation"
     robust = opened_model(model, None, searched, preset, size, device, refine=refine, labels=labels)
@@ -257,7 +265,7 @@ def fit(
     console.print(fitting.cost(robust, read).words())
     with progress(silent=True) as tell:
         fitting.run(robust, read, tell)
-    robust.save(out)
+    robust.save(out, overwrite=force)
     note_origin(out, command())
     _print_verdict(console, robust.report)
     console.print(f"[dim]wrote[/dim] {escape(str(out))}")
@@ -308,8 +316,17 @@ def _aside(sentence: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return text that can be printed, whatever bytes a file name was made of."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """Return text that can be printed, whatever bytes a file name was made of, and that steers no terminal."""
+    plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in plain)
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell of a table that no spreadsheet takes for a formula."""
+    if not isinstance(value, str):
+        return value
+    shown = _shown(value)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def _write_csv(rows: list[Row]) -> None:
@@ -322,7 +339,7 @@ def _write_csv(rows: list[Row]) -> None:
     for row in rows:
         values = [row.as_dict()[name] for name in COLUMNS]
         more = [part for pair in (row.top or ())[1:] for part in pair]
-        writer.writerow([_shown(value) if isinstance(value, str) else value for value in [*values, *more]])
+        writer.writerow([_cell(value) for value in [*values, *more]])
 
 
 def _tilt(row: Row) -> str:

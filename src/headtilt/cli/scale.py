@@ -43,8 +43,8 @@ def predict(
     gpus: Annotated[float, typer.Option(min=0, help="GPUs for each copy on Ray; 0.5 puts two copies on one.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Images per search.")] = 64,
     shard_rows: Annotated[int, typer.Option(min=1, help="Rows per output file.")] = 2000,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads that decode; else one per core, at most 8.")
+    decoders: Annotated[
+        int | None, typer.Option(min=1, help="Processes that decode; else one per core, at most 8.")
     ] = None,
     column: Annotated[str | None, typer.Option(help="Column of parquet files with images or paths.")] = None,
     device: Device = "auto",
@@ -62,11 +62,13 @@ def predict(
     # On Ray the driver only reads the fingerprint: the actors choose their own device.
     where = "cpu" if engine == "ray" else resolve_device(device)
     wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, where, strict)
-    job = Job(source, out, wrapped, column, batch, shard_rows, threads)
+    job = Job(source, out, wrapped, column, batch, shard_rows, decoders)
     cluster = Cluster(address, actors, cpus, gpus, "cuda" if on_gpu else "cpu")
     with progress() as tell:
         run = run_batch(job, cluster.compute if engine == "ray" else None, tell)
     console, errors = Console(highlight=False, soft_wrap=True), run.errors()
+    for sentence in run.mended:
+        console.print(f"[yellow]note:[/yellow] {escape(sentence)}")
     console.print(f"[bold]{run.count:,}[/bold] rows in {run.shards:,} files: {escape(str(out))}")
     if errors:
         console.print(f"[yellow]{errors:,}[/yellow] of them hold an error instead of an answer (column error).")
@@ -94,7 +96,14 @@ def serve(
     ] = 10_000_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image; also 413.")] = 25_000_000,
     upload_seconds: Annotated[float, typer.Option(min=0.1, help="For a body to arrive; then 408.")] = 10.0,
+    decode_seconds: Annotated[float, typer.Option(min=0.1, help="For an image to be decoded; then 422.")] = 5.0,
     answer_seconds: Annotated[float, typer.Option(min=0.1, help="For an answer; then 503.")] = 30.0,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name under which it may be addressed, beside loopback and --host; several times, or * for all."
+        ),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Answer over HTTP: /classify, /explain, /healthz, /readyz, /metrics, /openapi.json; requests are batched.
@@ -103,17 +112,28 @@ def serve(
     """
     from headtilt.apps.loading import Wrapped
     from headtilt.apps.serve.limits import Limits
-    from headtilt.apps.serve.server import make_app
+    from headtilt.apps.serve.server import LOOPBACK, make_app
     from headtilt.apps.serve.server import serve as run_service
     from headtilt.paper.experiments.report import resolve_device
 
-    limits = Limits(max_bytes, max_pixels, upload_seconds, answer_seconds, queue, max_batch, max_wait_ms)
+    limits = Limits(
+        bytes=max_bytes,
+        pixels=max_pixels,
+        upload_seconds=upload_seconds,
+        decode_seconds=decode_seconds,
+        answer_seconds=answer_seconds,
+        queue=queue,
+        batch=max_batch,
+        wait_ms=max_wait_ms,
+    )
     wrapped = Wrapped(model, None if bundle is None else str(bundle), levels, resolve_device(device), strict)
-    service = make_app(*wrapped.load(), limits)
+    service = make_app(*wrapped.load(), limits, hosts=(*LOOPBACK, host, *(allow_host or ())))
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     aside.print(f"[bold]{escape(model)}[/bold] at http://{host}:{port}/classify")
-    if host not in ("127.0.0.1", "::1", "localhost"):
+    if host not in LOOPBACK:
         aside.print("[yellow]note:[/yellow] others can reach this address, and nobody is asked for a password.")
+        if not allow_host:
+            aside.print("[yellow]note:[/yellow] requests that name another host are refused; see --allow-host.")
     run_service(service, host, port, limits)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -20,8 +19,9 @@ from headtilt.calibration.distances import Neighbours, Prototypes
 from headtilt.calibration.gate import CautiousGate, Gate
 from headtilt.calibration.head import OrbitHead
 from headtilt.calibration.proposals import Proposals
-from headtilt.errors import DataError, HeadtiltError, OptionError, number
+from headtilt.errors import DataError, HeadtiltError, OptionError, at_least, number
 from headtilt.geometry.groups import FiniteGroup, Group, OneParameterGroup, quarter_turns, reflection
+from headtilt.io.files import check_plain, digest_of, read_plain
 from headtilt.io.weights import load_tensors, save_tensors
 from headtilt.model.evidence import Evidence
 from headtilt.model.fingerprint import Fingerprint
@@ -32,6 +32,37 @@ FARTHEST = 100  # of a group's parameter: a factor of e^100 is beyond any image,
 FINITE = {"reflection": reflection, "quarter_turns": quarter_turns}
 THRESHOLDS = ("margin", "exit_at", "turn_at")
 CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
+MOST_CONFIG, MOST_TENSORS = 16_000_000, 4_000_000_000  # bytes
+MOST_LEVELS = 16
+# Beyond these a search takes days or all memory, and nobody meant it.
+MOST = {
+    "samples": 10_000,
+    "hypotheses": 1000,
+    "budget": 100_000,
+    "rounds": 1000,
+    "lattice": 100_000,
+    "mc_passes": 10_000,
+    "chunk": 10**6,
+}
+KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+AXES = {"bias": 1, "weight": 2, "means": 2, "scale": 0, "bank": 3, "mean": 1, "deviation": 1}
+
+
+def check_place(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Raise `OptionError` unless a bundle can be written to a folder: a new one, an empty one, or a bundle's own.
+
+    Args:
+        folder: Where it should go.
+        overwrite: Whether a bundle that is there may be replaced.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"folder must be a folder; {path} is a file. Name another.")
+    there = {entry.name for entry in path.iterdir() if not entry.name.endswith(".tmp")} if path.exists() else set()
+    if CONFIG in there and not overwrite:
+        raise OptionError(f"{path} holds a bundle already; overwrite=True or --force replaces it.")
+    if there - {TENSORS} and CONFIG not in there:  # a first save that was killed may have left its tensors
+        raise OptionError(f"folder must be new, empty or a bundle's own; {path} holds {min(there)}. Name another.")
 
 
 def write(
@@ -39,6 +70,8 @@ def write(
     options: dict[str, Any],
     report: dict[str, Any],
     fingerprint: Fingerprint | None = None,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Write a bundle.
 
@@ -49,8 +82,10 @@ def write(
         options: Keyword arguments of the wrapper, with calibrator and gate among them.
         report: What the fit reported.
         fingerprint: Of the model, which `read` gives back; None where nobody knows it.
+        overwrite: Whether a bundle that is there may be replaced.
     """
     path = Path(folder)
+    check_place(path, overwrite=overwrite)
     options = dict(options)
     calibrator, gate = options.pop("calibrator"), options.pop("gate")
     config = {
@@ -68,7 +103,7 @@ def write(
             tensors["fingerprint.features"] = fingerprint.answers.features
     with _both(path) as (config_place, tensors_place):
         save_tensors(tensors_place, tensors)
-        config["sha256"] = _digest(tensors_place)
+        config["sha256"] = digest_of(tensors_place)
         config_place.write_text(json.dumps(config, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -107,7 +142,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     """Return the wrapper's keyword arguments, the report and the model's fingerprint of a bundle."""
     path = Path(folder)
     try:
-        config = json.loads((path / CONFIG).read_bytes())
+        config = json.loads(read_plain(path / CONFIG, MOST_CONFIG))
     except FileNotFoundError as error:
         raise DataError(f"{path} is no bundle: it has no {CONFIG}. Write one with robust.save(folder).") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -118,11 +153,11 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
             f"{path} has bundle format {found!r}; this version reads {FORMAT}. "
             "Fit again with headtilt fit or robust.fit, and save."
         )
-    if not (path / TENSORS).is_file() or _digest(path / TENSORS) != config.get("sha256"):
+    check_plain(path / TENSORS, MOST_TENSORS)
+    if not (path / TENSORS).is_file() or digest_of(path / TENSORS) != config.get("sha256"):
         raise DataError(f"{path / TENSORS} is missing or not the file that {CONFIG} describes. Save the bundle again.")
     tensors, _ = load_tensors(path / TENSORS)
-    if broken := [name for name, value in tensors.items() if not bool(value.isfinite().all())]:
-        raise DataError(f"{path / TENSORS} holds numbers that are not finite, in {broken[0]}. Fit and save it again.")
+    _check_tensors(tensors, path / TENSORS)
     try:
         options = {name: _rebuild(name, value) for name, value in config["options"].items()}
         options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
@@ -145,6 +180,18 @@ def _check_proposals(plan: Plan, calibrator: Any) -> None:
         )
 
 
+def _check_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raise `DataError` for tensors that no fit makes."""
+    for name, value in tensors.items():
+        if value.dtype not in KINDS and not (name.endswith(".absent") and value.dtype == torch.bool):
+            raise DataError(f"{path} holds {value.dtype} in {name}, where floats belong. Fit and save it again.")
+        if not bool(value.isfinite().all()):
+            raise DataError(f"{path} holds numbers that are not finite, in {name}. Fit and save it again.")
+        axes = AXES.get(name.removeprefix("calibrator."))
+        if axes not in (None, value.ndim) or value.numel() == 0:
+            raise DataError(f"{path} holds {tuple(value.shape)} in {name}, which is no such table. Save it again.")
+
+
 def _plain(name: str, value: Any) -> Any:
     """Return an option as JSON can hold it."""
     if name == "search":
@@ -164,10 +211,14 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _rebuild(name: str, value: Any) -> Any:
+    if name in MOST and isinstance(value, (int, float)) and value > MOST[name]:
+        raise DataError(f"{name} must be at most {MOST[name]:,} in a bundle; it says {value!r}.")
     if name == "search":
         plan = PLANS[value.pop("kind")]
         return plan(**{name: _rebuild(name, part) for name, part in value.items()})
     if name == "levels":
+        if len(value) > MOST_LEVELS:
+            raise DataError(f"levels must be at most {MOST_LEVELS} in a bundle; it has {len(value)}.")
         return tuple(_group(group) for group in value)
     if name == "autocast" and value is not None:
         dtype = getattr(torch, str(value), None)
@@ -219,7 +270,10 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
     if kind == "prototypes":
         return Prototypes(tensors["means"], tensors["scale"])
     if kind == "neighbours":
-        return Neighbours(tensors["bank"], int(stored["nearest"]), float(stored["scale"]), tensors.get("absent"))
+        scale = number("scale", stored["scale"])
+        if not math.isfinite(scale):
+            raise DataError(f"scale must be finite; the bundle says {scale!r}.")
+        return Neighbours(tensors["bank"], at_least("nearest", stored["nearest"], 1), scale, tensors.get("absent"))
     if kind != "head":
         raise DataError(f"the bundle has a calibrator of kind {kind!r}, which this version does not know.")
     bias, per_class = tensors["bias"], int(stored["outputs"]) > 1
@@ -270,7 +324,10 @@ def _describe_gate(gate: Gate | CautiousGate) -> dict[str, Any]:
 
 def _gate(stored: dict[str, Any]) -> Gate | CautiousGate:
     if "doubt" in stored:
-        return CautiousGate(float(stored["margin"]), float(stored["doubt"]))
+        margin, doubt = float(stored["margin"]), float(stored["doubt"])
+        if math.isnan(margin) or not math.isfinite(doubt):
+            raise DataError(f"margin and doubt must be numbers; the bundle says {stored!r}.")
+        return CautiousGate(margin, doubt)
     return Gate(*(float(stored[name]) for name in THRESHOLDS))
 
 
@@ -296,7 +353,3 @@ def _tensors(name: str, module: Any) -> dict[str, Tensor]:
 
 def _under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

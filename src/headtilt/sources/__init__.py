@@ -14,6 +14,23 @@ Resample = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"
 
 
 @dataclass(frozen=True)
+class Square:
+    """What is cut from a photograph: all that one needs to know of a model to prepare images for it.
+
+    Attributes:
+        size: Side of the square.
+        resize: Shorter side to which photographs are resized before the centre square is cut.
+        channels: 3 for colour, 1 for greyscale.
+        resample: How photographs are resized.
+    """
+
+    size: int
+    resize: int
+    channels: int = 3
+    resample: Resample = "bilinear"
+
+
+@dataclass(frozen=True)
 class Adapted:
     """A classifier as headtilt wants it.
 
@@ -42,6 +59,11 @@ class Adapted:
     channels: int = 3
     resample: Resample = "bilinear"
     features: str | tuple[str, ...] | None = "auto"
+
+    @property
+    def square(self) -> Square:
+        """What it sees of a photograph."""
+        return Square(self.size, self.resize, self.channels, self.resample)
 
     @property
     def sampled(self) -> tuple[str, ...]:

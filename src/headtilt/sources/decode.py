@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,11 @@ from headtilt.errors import DataError, MissingExtraError, at_least
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MOST_SIDE = 100_000  # pixels; of run-length encoded lines Pillow may make 255 too many
+MOST_SCANS = 100  # of a JPEG, as in libtiff; a progressive one has about ten, and each walks the whole picture
+MOST_FRAMES = 10_000
+STRIP = 1_000_000  # pixels that are converted at a time
+MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # what ends the data of a scan
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".tiff"})
 
 
@@ -87,19 +93,81 @@ def refuse_programs(image: Image, name: str) -> None:
         raise DataError(f"{name} is PostScript, which is a program rather than an image. Convert it first.")
 
 
+class TooLargeError(DataError):
+    """An image asks for more than it may, by what its header says."""
+
+
+def check_bounds(image: Image, name: str, most_pixels: int) -> None:
+    """Raise `TooLargeError` for an opened file that would cost too much to decode."""
+    if image.width * image.height > most_pixels:
+        raise TooLargeError(f"{name} has {image.width}×{image.height} pixels, more than {most_pixels:,}.")
+    if image.format is None:  # in memory already, and nothing is left to decode
+        return
+    if max(image.width, image.height) > MOST_SIDE:
+        raise TooLargeError(
+            f"{name} has {image.width}×{image.height} pixels; no side may have more than {MOST_SIDE:,}."
+        )
+    # What is known of the frames without walking through the file; of the others only the first is ever looked at.
+    frames = vars(image).get("n_frames", vars(image).get("_n_frames")) or 1
+    if frames > MOST_FRAMES:
+        raise TooLargeError(f"{name} has {frames:,} frames, more than {MOST_FRAMES:,}.")
+    file = getattr(image, "fp", None)
+    if image.format in ("JPEG", "MPO") and file is not None and scans(file) > MOST_SCANS:
+        raise TooLargeError(f"{name} has more than {MOST_SCANS} scans, more than any camera or program writes.")
+
+
+def scans(file: IO[bytes]) -> int:
+    """Return how many scans the first picture of a JPEG file has, counted no further than one beyond `MOST_SCANS`."""
+    place = file.tell()
+    try:
+        file.seek(0)
+        content = file.read()
+    finally:
+        file.seek(place)
+    at, count = 2, 0
+    while count <= MOST_SCANS and (found := MARKER.search(content, at)):
+        kind, at = content[found.start() + 1], found.end()
+        if kind == 0xD9:
+            break
+        # Behind all others stands their length; the data of a scan, in which no marker can be, follows its header.
+        at += int.from_bytes(content[at : at + 2], "big")
+        count += kind == 0xDA
+    return count
+
+
 def flattened(image: Image, mode: str) -> Image:
-    """Return the image in RGB or L, 16-bit values scaled to bytes and transparency laid over black."""
+    """Return the image in RGB or L, deeper pixels scaled to bytes and transparency laid over black."""
     from PIL import Image as Pillow
 
-    if image.mode.startswith("I"):
-        # Pillow's own conversion clips 16-bit values at 255, which turns most of the picture white.
-        wide = np.asarray(image).astype(np.float64)
-        image = Pillow.fromarray((wide.clip(0, 65535) / 257).round().astype(np.uint8))
+    if image.mode.startswith(("I", "F")):
+        image = _in_bytes(image)
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         image = Pillow.new("RGBA", layer.size, (0, 0, 0, 255))
         image.alpha_composite(layer)
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _in_bytes(image: Image) -> Image:
+    """Return an image of 16-bit numbers or floats as bytes, strip by strip: Pillow itself clips at 255.
+
+    Floats of 0 … 1, of 0 … 255 and of 0 … 65535 are told apart by the largest.
+    """
+    from PIL import Image as Pillow
+
+    rows = max(1, STRIP // image.width)
+
+    def strip(top: int) -> NDArray[np.float64]:
+        part = image.crop((0, top, image.width, min(top + rows, image.height)))
+        return np.nan_to_num(np.asarray(part).astype(np.float64))
+
+    starts = range(0, image.height, rows)
+    largest = max(strip(top).max(initial=0) for top in starts) if image.mode == "F" else 65535.0
+    whole = next((limit for limit in (1.0, 255.0) if largest <= limit), 65535.0)
+    pixels = np.empty((image.height, image.width), dtype=np.uint8)
+    for top in starts:
+        pixels[top : top + rows] = (strip(top).clip(0, whole) / whole * 255).round()
+    return Pillow.fromarray(pixels)
 
 
 def _centre_square(width: int, height: int) -> tuple[float, float, float, float]:

@@ -26,7 +26,7 @@ Processor = Callable[[Any], Tensor]  # from bytes (H, W, C) to what the model is
 def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
     """Return the classifier of a checkpoint with its own preprocessing, split into geometry and normalisation.
 
-    Weights come from safetensors files alone, and no code from the hub is run.
+    Weights come from safetensors files alone, and no code of a checkpoint is run, wherever it came from.
 
     Args:
         name: A folder with a `transformers` checkpoint, or the name of one on the hub.
@@ -42,8 +42,10 @@ def load(name: str, *, device: str | torch.device = "cpu") -> Adapted:
         raise MissingExtraError("transformers", "hf") from error
     try:
         with quietly():
-            model = AutoModelForImageClassification.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
-            processor = AutoImageProcessor.from_pretrained(name, **plain())
+            model = AutoModelForImageClassification.from_pretrained(
+                name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            )
+            processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False, **plain())
     except (OSError, ValueError, ImportError) as error:
         raise DataError(
             f"hf:{name} is neither a checkpoint folder nor a name on the hub that can be reached: {error}"

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headtilt.errors import DataError, MissingExtraError
-from headtilt.sources import Adapted
-from headtilt.sources.decode import SUFFIXES, flattened, refuse_programs
+from headtilt.sources import Adapted, Square
+from headtilt.sources.decode import SUFFIXES, TooLargeError, check_bounds, flattened, refuse_programs
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_PIXELS = 100_000_000
 NAMED_AS_IMAGES = SUFFIXES | {".gif", ".jfif", ".jpe", ".pgm", ".pbm", ".tga", ".avif", ".jp2", ".mpo"}
+ORIENTATION = 0x0112
 LONGEST = 8  # times the shorter side: of longer images the middle is taken before they are resized
 
 
@@ -100,25 +102,72 @@ def prepare(image: Tensor | Image, adapted: Adapted) -> Tensor:
         image: (3, H, W) in [0, 1], or a PIL image such as `upright` returns: resized in bytes, as most sources do it.
         adapted: Whose resize, size and channels count.
     """
-    tensor = isinstance(image, Tensor)
-    height, width = image.shape[-2:] if isinstance(image, Tensor) else (image.height, image.width)
-    shorter, longer = min(height, width), LONGEST * min(height, width)
-    if max(height, width) > longer:
-        image = _centre(image, min(height, longer), min(width, longer))
-        height, width = min(height, longer), min(width, longer)
-    # As all the sources do it: the longer side is rounded down.
-    sides = [max(int(adapted.resize * side / shorter), adapted.size) for side in (height, width)]
-    resized = _resized(image, sides[0], sides[1], adapted.resample)
-    square = _centre(resized, adapted.size, adapted.size)
-    pixels = square if tensor else _tensor(square)
-    # The weights of luma, as in what PIL makes of colours.
-    luma = pixels.new_tensor([0.299, 0.587, 0.114])[:, None, None]
-    return (pixels * luma).sum(0, keepdim=True) if adapted.channels == 1 else pixels
+    square = adapted.square
+    return in_channels(_cut(image, square) if isinstance(image, Tensor) else _tensor(_cut(image, square)), square)
 
 
 def square_of(source: Any, adapted: Adapted, *, most_pixels: int = MOST_PIXELS) -> Tensor:
     """Return what the model sees (C, size, size) of a source, read in bytes: a fraction of the memory of `read`."""
-    return prepare(upright(source, most_pixels=most_pixels), adapted)
+    return as_seen(cut(source, adapted.square, most_pixels=most_pixels), adapted.square)
+
+
+def cut(
+    source: Any,
+    square: Square,
+    *,
+    most_pixels: int = MOST_PIXELS,
+    formats: tuple[str, ...] | None = None,
+    name: str | None = None,
+) -> NDArray[np.uint8]:
+    """Return a square of bytes (size, size, 3), all that is ever needed of a source: no model takes part in this.
+
+    Args:
+        source: See `upright`.
+        square: What to cut.
+        most_pixels: Larger images are refused before they are decoded.
+        formats: Names of Pillow's formats that are read; None reads all of them.
+        name: What to call the source in errors.
+    """
+    name = name or name_of(source)
+    image = _turned(opened(source, most_pixels=most_pixels, formats=formats, name=name))
+    # In its own depth until it is small: grey in colour takes four times the memory.
+    grey = image.mode[0] in "1LIF" and not image.has_transparency_data
+    try:
+        return np.array(_cut(flattened(_middle(image), "L" if grey else "RGB"), square).convert("RGB"))
+    except Exception as error:
+        raise DataError(f"{name} has pixels of mode {image.mode} that cannot be made RGB ({error}).") from error
+
+
+def as_seen(pixels: NDArray[np.uint8], square: Square) -> Tensor:
+    """Return bytes (size, size, 3) as the model sees them, (C, size, size) in [0, 1]."""
+    return in_channels(torch.from_numpy(pixels).permute(2, 0, 1).float() / 255, square)
+
+
+def in_channels(pixels: Tensor, square: Square) -> Tensor:
+    """Return colours (3, H, W) in as many channels as a model takes, by the weights of luma as PIL has them."""
+    luma = pixels.new_tensor([0.299, 0.587, 0.114])[:, None, None]
+    return (pixels * luma).sum(0, keepdim=True) if square.channels == 1 else pixels
+
+
+def _cut(image: Any, square: Square) -> Any:
+    """Return the centre square of a tensor or a PIL image."""
+    image = _middle(image)
+    height, width = _sides(image)
+    # As all the sources do it: the longer side is rounded down.
+    sides = [max(int(square.resize * side / min(height, width)), square.size) for side in (height, width)]
+    return _centre(_resized(image, sides[0], sides[1], square.resample), square.size, square.size)
+
+
+def _middle(image: Any) -> Any:
+    """Return an image that is not too long for its width: the middle of one that is."""
+    height, width = _sides(image)
+    longest = LONGEST * min(height, width)
+    return image if max(height, width) <= longest else _centre(image, min(height, longest), min(width, longest))
+
+
+def _sides(image: Any) -> tuple[int, int]:
+    height, width = image.shape[-2:] if isinstance(image, Tensor) else (image.height, image.width)
+    return height, width
 
 
 def upright(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
@@ -132,40 +181,48 @@ def upright(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
     name = name_of(source)
     image = opened(source, most_pixels=most_pixels)
     try:
-        return flattened(_levelled(_turned(image)), "RGB")
+        return flattened(_turned(image), "RGB")
     except Exception as error:
         raise DataError(f"{name} has pixels of mode {image.mode} that cannot be made RGB ({error}).") from error
 
 
-def opened(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
-    """Return a source as a decoded PIL image in its own mode, first frame, EXIF orientation not yet applied."""
+def opened(
+    source: Any, *, most_pixels: int = MOST_PIXELS, formats: tuple[str, ...] | None = None, name: str | None = None
+) -> Image:
+    """Return a source as a decoded PIL image in its own mode, first frame, EXIF orientation not yet applied.
+
+    Args:
+        source: See `upright`.
+        most_pixels: Larger images are refused before they are decoded, as are those of too many scans and frames.
+        formats: Names of Pillow's formats that are read; None reads all of them.
+        name: What to call the source in errors.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise MissingExtraError("pillow", "data") from error
-    name = name_of(source)
+    name = name or name_of(source)
     try:
         with warnings.catch_warnings(), ExitStack() as stack:
             # Pillow warns where a file might be a bomb, and of metadata that it passes over; the limit is ours.
             warnings.simplefilter("ignore")
             if isinstance(source, (str, Path)):
-                _check_file(Path(source))
-                image: Image.Image = Image.open(stack.enter_context(Path(source).open("rb")))
+                _check_file(Path(source), name)
+                image: Image.Image = Image.open(stack.enter_context(Path(source).open("rb")), formats=formats)
             elif isinstance(source, Image.Image):
                 image = source
             elif isinstance(source, (np.ndarray, Tensor)):
                 image = Image.fromarray(_bytes(source))
             else:
                 held = isinstance(source, (bytes, bytearray, memoryview))
-                image = Image.open(io.BytesIO(source) if held else source)
+                image = Image.open(io.BytesIO(source) if held else source, formats=formats)
             refuse_programs(image, name)
-            if image.width * image.height > most_pixels:
-                raise DataError(f"{name} has {image.width}×{image.height} pixels, more than {most_pixels:,}.")
+            check_bounds(image, name, most_pixels)
             image.load()
     except DataError:
         raise
     except Image.DecompressionBombError as error:
-        raise DataError(f"{name} has more pixels than {most_pixels:,}; it may be a decompression bomb.") from error
+        raise TooLargeError(f"{name} has more pixels than {most_pixels:,}; it may be a decompression bomb.") from error
     except UnidentifiedImageError as error:
         raise DataError(f"{name} is no image, or of a kind that Pillow does not know, whatever it is named.") from error
     except PermissionError as error:
@@ -180,39 +237,29 @@ def name_of(source: Any) -> str:
     return str(source) if isinstance(source, (str, Path)) else "image"
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, name: str) -> None:
     if path.is_dir():
         try:
             next(path.iterdir(), None)
         except PermissionError as error:
-            raise DataError(f"{path} is a folder that may not be opened: permission denied.") from error
-        raise DataError(f"{path} is a folder, not an image.")
+            raise DataError(f"{name} is a folder that may not be opened: permission denied.") from error
+        raise DataError(f"{name} is a folder, not an image.")
     if not path.exists():
-        raise DataError(f"{path} does not exist.")
+        raise DataError(f"{name} does not exist.")
     if not path.is_file():
-        raise DataError(f"{path} is no regular file.")
+        raise DataError(f"{name} is no regular file.")
     if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty.")
+        raise DataError(f"{name} is empty.")
 
 
 def _turned(image: Image) -> Image:
     from PIL import ImageOps
 
     try:
-        return ImageOps.exif_transpose(image)
+        # Pillow would copy an image that lies as it should.
+        return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
     except Exception:  # broken metadata, of which Pillow raises as many kinds as of broken files; the pixels are fine
         return image
-
-
-def _levelled(image: Image) -> Image:
-    """Return an image of floats as bytes: those of 0 … 1, of 0 … 255 and of 0 … 65535 are told apart by the largest."""
-    from PIL import Image as Pillow
-
-    if image.mode != "F":
-        return image
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    top = next((top for top in (1.0, 255.0) if values.max(initial=0) <= top), 65535.0)
-    return Pillow.fromarray((values.clip(0, top) / top * 255).round().astype(np.uint8))
 
 
 def _bytes(array: Any) -> Any:

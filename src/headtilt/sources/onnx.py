@@ -117,6 +117,26 @@ def load(file: str, *, device: str = "cpu") -> Adapted:
     return sidecar.adapted(network, about, size=size, channels=channels, name=path.stem, features=layers)
 
 
+def external_data(path: Path) -> list[Path]:
+    """Return the files in which an ONNX file keeps the weights that it does not hold itself, sorted."""
+    try:
+        import onnx
+        from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+    except ImportError as error:
+        raise MissingExtraError("onnx", "onnx") from error
+    network = onnx.load(str(path), load_external_data=False)
+    graphs, tensors = [network.graph], []
+    while graphs:
+        graph = graphs.pop()
+        tensors += graph.initializer
+        for node in graph.node:
+            for attribute in node.attribute:
+                tensors += [attribute.t, *attribute.tensors]
+                graphs += [attribute.g] * attribute.HasField("g") + list(attribute.graphs)
+    names = {ExternalDataInfo(one).location for one in tensors if uses_external_data(one)}
+    return sorted(path.parent / name for name in names)
+
+
 def write(path: str | Path, source: Adapted) -> None:
     """Write a classifier itself, without a search, as an ONNX file, and beside it in JSON what such a file cannot say.
 

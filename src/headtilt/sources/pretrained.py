@@ -13,7 +13,6 @@ from torch import Tensor
 from headtilt.errors import DataError, OptionError, ShapeError
 from headtilt.geometry.groups import Group
 from headtilt.its import ITS
-from headtilt.model.predictor import Predictor
 from headtilt.result import SearchResult
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from headtilt.sources import Adapted
 
-FINGERPRINT = "model"  # in a report: what the model answers to noise
 PROBES, SAME = 4, 0.1  # noise images, and how far answers may be apart, in deviations, and come from one model
 
 
@@ -63,11 +61,6 @@ class Pretrained(ITS):
                 warnings.warn(said, stacklevel=2)
             squares.append(prepare(image, self.adapted))
         return torch.stack(squares)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything but the model to a folder, and by what its model can be told from another; see `ITS`."""
-        self.report = {**self.report, FINGERPRINT: fingerprint(self.predictor, self.adapted)}
-        super().save(folder)
 
     def push_to_hub(self, name: str, *, token: str | None = None, private: bool = False) -> str:
         """Write what was fitted to a repository on the Hugging Face hub, and return its address.
@@ -155,30 +148,6 @@ def wrapped(
     return robust
 
 
-def fingerprint(predictor: Predictor, adapted: Adapted) -> dict[str, Any]:
-    """Return what a model answers to noise, by which it is told from another, whatever file or device it comes from."""
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.rand(PROBES, adapted.channels, adapted.size, adapted.size, generator=generator)
-    device, _ = predictor.device_and_dtype(noise)
-    logits = predictor(noise.to(device)).logits.double().cpu()
-    standard = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True).clamp_min(1e-9)
-    best = standard.topk(min(3, standard.shape[1]), dim=1)
-    answers = [[round(value, 3) for value in row] for row in best.values.tolist()]
-    return {"name": adapted.name, "size": adapted.size, "labels": best.indices.tolist(), "answers": answers}
-
-
-def _recognised(known: Any, robust: ITS, adapted: Adapted) -> bool:
-    """Return whether a model answers noise as the one does for which a bundle was fitted, as far as that is known."""
-    if not isinstance(known, dict) or known.get("size") != adapted.size:
-        return True
-    found = fingerprint(robust.predictor, adapted)
-    try:
-        before, after = torch.tensor(known["answers"]), torch.tensor(found["answers"])
-        return before.shape == after.shape and float((before - after).abs().max()) < SAME
-    except (KeyError, TypeError, ValueError):
-        return True
-
-
 def _check(robust: ITS, adapted: Adapted, folder: str | os.PathLike[str]) -> None:
     """Raise `DataError` where a bundle was fitted for a model with another number of classes."""
     bias = getattr(robust.calibrator, "bias", None)
@@ -189,10 +158,4 @@ def _check(robust: ITS, adapted: Adapted, folder: str | os.PathLike[str]) -> Non
         raise DataError(
             f"the bundle {os.fspath(folder)} was fitted for {len(bias)} classes and {adapted.name} has {outputs}. "
             "Fit one for this model: headtilt fit."
-        )
-    known: Any = robust.report.get(FINGERPRINT)
-    if not _recognised(known, robust, adapted):
-        raise DataError(
-            f"the bundle {os.fspath(folder)} was fitted for another model, {known.get('name')}: {adapted.name} answers "
-            "the same images otherwise. Give that model, or fit a bundle for this one: headtilt fit."
         )

@@ -79,6 +79,23 @@ def parse(spec: str) -> tuple[str, str]:
     raise OptionError(f"model must be one of {known}; got {spec!r}.")
 
 
+def files_of(spec: str) -> list[Path]:
+    """Return the files of which a spec is made, where weights alone do not tell one model from another.
+
+    The network of ``onnx`` and ``pt2``, its external data and the JSON beside it; the module of ``python``.
+    """
+    scheme, rest = parse(spec)
+    if scheme == "python":
+        file = getattr(sys.modules.get(rest.rpartition(":")[0]), "__file__", None)
+        return [Path(file)] if file and Path(file).is_file() else []
+    if scheme not in ("onnx", "pt2"):
+        return []
+    path = Path(rest).expanduser()
+    beside = path.with_suffix(".json")
+    data = onnx.external_data(path) if scheme == "onnx" else []
+    return [path, *([beside] if beside.is_file() else []), *data]
+
+
 def outputs_for(adapted: Adapted, classes: Sequence[str]) -> tuple[int, ...] | None:
     """Return which output of the model stands for each class of the data; None where both are in the same order.
 

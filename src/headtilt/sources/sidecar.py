@@ -30,9 +30,11 @@ from torch import Tensor, nn
 
 from headtilt.errors import DataError, at_least, number, one_of, positive
 from headtilt.geometry.warp import Padding, checked_padding
+from headtilt.io.files import read_plain
 from headtilt.sources import Adapted, Resample
 from headtilt.sources.preprocessing import Normalised
 
+MOST_BYTES = 16_000_000
 PHOTOGRAPHS = 64  # networks that see at least so many pixels are taken to look at photographs
 
 
@@ -69,7 +71,7 @@ def beside(path: Path, metadata: Mapping[str, str] | None = None) -> Sidecar:
             said["labels"] = _names(known[key])
     file = path.with_suffix(".json")
     if file.is_file():
-        said |= _mapping(file.read_bytes(), str(file))
+        said |= _mapping(read_plain(file, MOST_BYTES), str(file))
     return parse(said, str(file))
 
 

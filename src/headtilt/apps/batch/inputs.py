@@ -19,6 +19,7 @@ from headtilt.sources.images import NAMED_AS_IMAGES
 
 WHOLE = -1  # the place of an input that is a file of its own
 BROKEN = -2  # the place of an input that could not be listed
+MOST_BYTES = 500_000_000  # of a file in an archive, which is held in memory
 PICTURES = ("image", "img", "jpg", "png", "bytes", "image_bytes")
 PATHS = ("path", "file", "file_name", "filename", "image_path")
 
@@ -31,8 +32,9 @@ class Input:
         path: What its row is called; unique within a source unless the source names a file twice.
         file: The file that holds it.
         place: Row of a parquet file, offset in a tar, `WHOLE` for a plain file, `BROKEN` for none.
-        size: Bytes in a tar; 0 elsewhere.
+        size: Bytes of a plain file or in a tar.
         column: Column of a parquet file; why it is broken where it is.
+        stamp: When the file was last changed, in nanoseconds; with its size it tells whether it was replaced.
     """
 
     path: str
@@ -40,6 +42,7 @@ class Input:
     place: int = WHOLE
     size: int = 0
     column: str = ""
+    stamp: int = 0
 
 
 def listed(source: str, *, column: str | None = None, leave_out: Path | None = None) -> list[Input]:
@@ -106,7 +109,17 @@ def _plain_file(path: Path) -> Input:
     except UnicodeEncodeError:  # Linux allows any bytes; parquet and JSON do not
         shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
         return Input(shown, shown, BROKEN, column="the name of the file is not UTF-8. Rename it.")
-    return Input(name, name)
+    size, stamp = _seen(path)
+    return Input(name, name, size=size, stamp=stamp)
+
+
+def _seen(path: Path) -> tuple[int, int]:
+    """Return the size of a file and when it was last changed; zeros where there is none."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return 0, 0
+    return seen.st_size, seen.st_mtime_ns
 
 
 def _expanded(source: str) -> list[str]:
@@ -143,14 +156,14 @@ def _in_parquet(path: Path, column: str | None) -> list[Input]:
             # Relative paths are relative to the file that names them, as in datasets on disk.
             texts = file.read(columns=[name])[name].to_pylist()
             return [_beside(path, text, row) for row, text in enumerate(texts)]
-        return [Input(f"{path}#{row}", str(path), row, column=name) for row in range(file.metadata.num_rows)]
+        size, stamp = _seen(path)
+        return [Input(f"{path}#{row}", str(path), row, size, name, stamp) for row in range(file.metadata.num_rows)]
 
 
 def _beside(path: Path, text: str | None, row: int) -> Input:
     if not text:
         return Input(f"{path}#{row}", str(path), BROKEN, column="the row names no file.")
-    where = str(path.parent / text)
-    return Input(where, where)
+    return _plain_file(path.parent / text)
 
 
 def _column(schema: Any, column: str | None, path: Path) -> tuple[str, str]:
@@ -229,6 +242,7 @@ def _in_tar(path: Path) -> list[Input]:
         raise MissingExtraError("webdataset", "batch") from error
     samples: dict[str, Input | None] = {}
     broken: list[Input] = []
+    whole, stamp = _seen(path)
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
@@ -237,12 +251,24 @@ def _in_tar(path: Path) -> list[Input]:
                     continue
                 picture = Path(member.name).suffix.lower() in NAMED_AS_IMAGES and ending is not None
                 if picture and samples.get(key) is None:
-                    samples[key] = Input(f"{path}#{member.name}", str(path), member.offset_data, member.size)
+                    samples[key] = _member(path, member, whole, stamp)
                 samples.setdefault(key, None)
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         broken = [Input(str(path), str(path), BROKEN, column=f"{path.name} is not a whole tar ({error}).")]
     empty = "the sample holds no image."
     return [item or Input(f"{path}#{key}", str(path), BROKEN, column=empty) for key, item in samples.items()] + broken
+
+
+def _member(path: Path, member: tarfile.TarInfo, whole: int, stamp: int) -> Input:
+    """Return a file of an archive; one that claims more bytes than the archive has is broken."""
+    name = f"{path}#{member.name}"
+    if member.issparse() or member.offset_data + member.size > whole:
+        said = f"{member.name} claims {member.size:,} bytes, and {path.name} does not hold them."
+        return Input(name, str(path), BROKEN, column=said)
+    if member.size > MOST_BYTES:
+        said = f"{member.name} has {member.size:,} bytes, more than {MOST_BYTES:,}."
+        return Input(name, str(path), BROKEN, column=said)
+    return Input(name, str(path), member.offset_data, member.size, stamp=stamp)
 
 
 def _from_tar(file: str, run: list[Input]) -> Iterator[tuple[Input, bytes | Path | DataError]]:

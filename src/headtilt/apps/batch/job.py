@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from queue import Full, Queue
 from threading import Event, Thread
 
-import torch
 from torch import Tensor
 
 from headtilt.apps.batch.inputs import Input, listed, payloads
 from headtilt.apps.batch.plan import Job, Run, alone, plan, write_rows
-from headtilt.apps.loading import model_fingerprint
-from headtilt.apps.rows import Row, rows_of
+from headtilt.apps.loading import bundle_fingerprint, model_fingerprint
+from headtilt.apps.rows import Row, answered
 from headtilt.errors import DataError
 from headtilt.its import ITS
 from headtilt.sources import Adapted
-from headtilt.sources.images import square_of
+from headtilt.sources.decoders import Decoders
 
+log = logging.getLogger("headtilt.batch")
 AHEAD = 4  # batches that are decoded while one is searched
 Tell = Callable[[str, int, int], None]
 
@@ -43,50 +43,41 @@ class Worker:
             raise DataError(
                 f"the model here has the fingerprint {found[:12]}…, not the run's {run.model_fingerprint[:12]}…."
             )
+        if bundle_fingerprint(run.job.wrapped.bundle) != run.bundle_fingerprint:
+            raise DataError(f"the bundle {run.job.wrapped.bundle} here is not the one that the run began with.")
 
     def write(self, shards: list[int], done: Callable[[int], None] | None = None) -> None:
         """Write the shards, decoding ahead of the search across their borders."""
         inputs = chain.from_iterable(map(self.run.inputs, shards))
-        with decoding(inputs, self.adapted, self.run.job.threads, AHEAD * self.run.job.batch) as stream:
+        ahead = AHEAD * self.run.job.batch
+        with Decoders(self.run.job.decoders) as decoders, decoding(inputs, self.adapted, decoders, ahead) as stream:
             for shard in shards:
                 rows = list(self._rows(islice(stream, self.run.rows(shard))))
                 write_rows(self.run, shard, rows)
                 if done is not None:
                     done(shard)
 
-    def _rows(self, stream: Iterator[tuple[str, Tensor | DataError]]) -> Iterator[Row]:
+    def _rows(self, stream: Iterator[tuple[str, Tensor | str]]) -> Iterator[Row]:
         while batch := list(islice(stream, self.run.job.batch)):
-            yield from answers(self.robust, self.adapted, batch)
-
-
-def answers(robust: ITS, adapted: Adapted, batch: list[tuple[str, Tensor | DataError]]) -> Iterator[Row]:
-    """Yield a row for each prepared image or error of a batch, in order."""
-    good = [(path, image) for path, image in batch if isinstance(image, Tensor)]
-    found: Iterator[Row] = iter(())
-    if good:
-        result = robust.search(torch.stack([image for _, image in good]))
-        found = iter(rows_of(result, [path for path, _ in good], adapted.labels))
-    for path, image in batch:
-        yield next(found) if isinstance(image, Tensor) else Row(path, error=str(image))
+            yield from (answer.row for answer in answered(self.robust, self.adapted, batch))
 
 
 @contextmanager
 def decoding(
-    inputs: Iterable[Input], adapted: Adapted, threads: int | None, ahead: int
-) -> Iterator[Iterator[tuple[str, Tensor | DataError]]]:
-    """Yield prepared images (or why there is none) in order, while threads read and decode those that come next.
+    inputs: Iterable[Input], adapted: Adapted, decoders: Decoders, ahead: int
+) -> Iterator[Iterator[tuple[str, Tensor | str]]]:
+    """Yield prepared images (or why there is none) in order, while a thread reads those that come next.
 
     Args:
         inputs: What to read.
         adapted: For whom to prepare it.
-        threads: That decode; None takes one for each core, eight at most.
+        decoders: Who decodes it.
         ahead: Images that may wait, decoded, for the search: bounds memory.
     """
-    threads = threads or min(8, os.cpu_count() or 1)
-    waiting: Queue[Future[tuple[str, Tensor | DataError]] | None] = Queue(maxsize=ahead)
+    waiting: Queue[tuple[str, Future[Tensor]] | BaseException | None] = Queue(maxsize=ahead)
     stop = Event()
 
-    def put(value: Future[tuple[str, Tensor | DataError]] | None) -> None:
+    def put(value: tuple[str, Future[Tensor]] | BaseException | None) -> None:
         while not stop.is_set():
             with suppress(Full):
                 waiting.put(value, timeout=0.1)
@@ -97,36 +88,36 @@ def decoding(
             for item, payload in payloads(inputs):
                 if stop.is_set():
                     return
-                put(pool.submit(ready, item.path, payload, adapted))
+                put((item.path, _promised(payload, adapted, decoders)))
         except BaseException as error:
-            failed: Future[tuple[str, Tensor | DataError]] = Future()
-            failed.set_exception(error)
-            put(failed)
+            put(error)
         put(None)
 
-    def take() -> Iterator[tuple[str, Tensor | DataError]]:
-        while (future := waiting.get()) is not None:
-            yield future.result()
+    def take() -> Iterator[tuple[str, Tensor | str]]:
+        while (found := waiting.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            path, promise = found
+            try:
+                yield path, promise.result()
+            except DataError as error:
+                yield path, str(error)
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
-        feeder = Thread(target=feed, name="read", daemon=True)
-        feeder.start()
-        try:
-            yield take()
-        finally:
-            stop.set()
-            feeder.join()
-            pool.shutdown(cancel_futures=True)
-
-
-def ready(path: str, payload: bytes | Path | DataError, adapted: Adapted) -> tuple[str, Tensor | DataError]:
-    """Return the name of an input with the image as the model sees it, or with why there is none."""
-    if isinstance(payload, DataError):
-        return path, payload
+    feeder = Thread(target=feed, name="read", daemon=True)
+    feeder.start()
     try:
-        return path, square_of(payload, adapted)
-    except DataError as error:
-        return path, error
+        yield take()
+    finally:
+        stop.set()
+        feeder.join()
+
+
+def _promised(payload: bytes | Path | DataError, adapted: Adapted, decoders: Decoders) -> Future[Tensor]:
+    if not isinstance(payload, DataError):
+        return decoders.submit(payload, adapted.square)
+    failed: Future[Tensor] = Future()
+    failed.set_exception(payload)
+    return failed
 
 
 def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None = None, tell: Tell | None = None) -> Run:
@@ -143,6 +134,8 @@ def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None =
     robust, adapted = job.wrapped.load()
     with alone(job.out):
         run = plan(job, adapted, inputs)
+        for sentence in run.mended:
+            log.warning("%s", sentence)
         (engine or here)(run, robust, adapted, tell)
         left = run.missing()
     if left:

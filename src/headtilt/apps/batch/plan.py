@@ -13,7 +13,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from headtilt.apps.rows import Row
 from headtilt.errors import DataError, OptionError, at_least
 from headtilt.sources import Adapted
 
-FORMAT = 1
+FORMAT = 2
 FOLDER, MANIFEST, INPUTS, LOCK = "_headtilt", "manifest.json", "inputs.parquet", "lock"
 
 
@@ -39,7 +39,7 @@ class Job:
         column: Column of parquet files that holds images or paths; None finds it.
         batch: Images per search.
         shard_rows: Rows per file.
-        threads: That decode; None chooses.
+        decoders: Processes that decode; None chooses.
     """
 
     source: str
@@ -48,7 +48,7 @@ class Job:
     column: str | None = None
     batch: int = 64
     shard_rows: int = 2000
-    threads: int | None = None
+    decoders: int | None = None
 
     def __post_init__(self) -> None:
         at_least("batch", self.batch, 1)
@@ -78,12 +78,14 @@ class Run:
         count: Inputs, and so rows.
         model_fingerprint: SHA-256 of the classifier.
         bundle_fingerprint: SHA-256 of the bundle, if there is one.
+        mended: What was found damaged in the folder and is computed again, in sentences.
     """
 
     job: Job
     count: int
     model_fingerprint: str
     bundle_fingerprint: str | None
+    mended: tuple[str, ...] = ()
 
     @property
     def shards(self) -> int:
@@ -102,6 +104,31 @@ class Run:
         """Return the shards that are not there yet."""
         there = {entry.name for entry in os.scandir(self.job.out)}
         return [shard for shard in range(self.shards) if self.path(shard).name not in there]
+
+    def damaged(self) -> dict[Path, str]:
+        """Return the files that are there and do not hold the rows they should, with what is wrong with each."""
+        found = {}
+        for shard in sorted(set(range(self.shards)) - set(self.missing())):
+            if said := self._wrong(shard):
+                found[self.path(shard)] = said
+        return found
+
+    def _wrong(self, shard: int) -> str | None:
+        """Return what is wrong with a shard's file: unreadable, too short or long, or that of other inputs."""
+        expected = self.inputs(shard)
+        try:
+            with parquet().ParquetFile(self.path(shard), page_checksum_verification=True) as file:
+                if file.metadata.num_rows != len(expected):
+                    return f"has {file.metadata.num_rows} rows, not {len(expected)}"
+                columns = file.read()
+        except Exception as error:  # pyarrow raises its own kinds, OSError and KeyError
+            return f"cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        ends = [(columns["path"][place].as_py(), expected[place].path) for place in (0, -1)]
+        if any(there != wanted for there, wanted in ends):
+            return "holds the rows of other inputs"
+        vouched = {"model_fingerprint": self.model_fingerprint, "bundle_fingerprint": self.bundle_fingerprint}
+        wrong = [name for name, value in vouched.items() if set(columns[name].unique().to_pylist()) != {value}]
+        return f"has another {wrong[0]}" if wrong else None
 
     def inputs(self, shard: int) -> list[Input]:
         """Return the inputs of a shard."""
@@ -136,16 +163,46 @@ def plan(job: Job, adapted: Adapted, inputs: list[Input]) -> Run:
         "shards": run.shards,
     }
     folder = job.out / FOLDER
-    if (folder / MANIFEST).exists():
-        _same(json.loads((folder / MANIFEST).read_text(encoding="utf-8")), wanted, job.out)
-        return run
-    if any(job.out.glob("part-*.parquet")):
+    before = _manifest(folder / MANIFEST)
+    if before is not None:
+        _same(before, wanted, job.out)
+    elif not (folder / MANIFEST).exists() and any(job.out.glob("part-*.parquet")):
         raise OptionError(f"out must be a folder of its own; {job.out} holds other part-….parquet files. Name another.")
     folder.mkdir(parents=True, exist_ok=True)
+    # Written anew each time: the list was made anew, and a damaged file of it would not be noticed.
     _write_inputs(folder / INPUTS, inputs, job.shard_rows)
+    if (folder / MANIFEST).exists():
+        run = replace(run, mended=_mended(run, vouched=before is not None))
     with whole(folder / MANIFEST) as unfinished:
         unfinished.write_text(json.dumps(wanted, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return run
+
+
+def _mended(run: Run, *, vouched: bool) -> tuple[str, ...]:
+    """Remove the files of a folder that do not hold the rows they should, and return what was wrong with them.
+
+    Args:
+        run: Whose folder it is.
+        vouched: Whether its manifest is whole; where it is damaged, nobody knows any more of what the rows are.
+    """
+    out, parts = run.job.out, {run.path(shard).name for shard in range(run.shards)}
+    there = sorted(out.glob("part-*.parquet"))
+    if vouched and (others := [path for path in there if path.name not in parts]):
+        raise OptionError(f"out must hold the files of this run alone; {others[0]} is none of them. Move it away.")
+    said = f"cannot be vouched for, since {out / FOLDER / MANIFEST} is damaged"
+    wrong = run.damaged() if vouched else dict.fromkeys(there, said)
+    for path in wrong:
+        path.unlink()
+    return tuple(f"{path} {what}: its rows are computed again." for path, what in wrong.items())
+
+
+def _manifest(path: Path) -> dict[str, Any] | None:
+    """Return a manifest; None where there is none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("arguments"), dict) else None
 
 
 def _same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
@@ -164,7 +221,8 @@ def _same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
 def _digest(inputs: Iterable[Input]) -> str:
     digest = hashlib.sha256()
     for item in inputs:
-        digest.update(f"{item.path}\0{item.place}\0{item.size}\n".encode(errors="surrogateescape"))
+        told = f"{item.path}\0{item.place}\0{item.size}\0{item.stamp}\n"
+        digest.update(told.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -210,7 +268,9 @@ def write_rows(run: Run, shard: int, rows: list[Row]) -> None:
     ]
     schema = pyarrow.schema([(name, kinds.get(name, text)) for name in records[0]])
     with whole(run.path(shard)) as unfinished:
-        parquet().write_table(pyarrow.Table.from_pylist(records, schema=schema), unfinished, compression="zstd")
+        parquet().write_table(
+            pyarrow.Table.from_pylist(records, schema=schema), unfinished, compression="zstd", write_page_checksum=True
+        )
 
 
 @contextmanager

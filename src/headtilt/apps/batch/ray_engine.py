@@ -79,8 +79,8 @@ class Cluster:
         if not missing:
             return
         job = run.job
-        threads = job.threads or self.cpus
-        there = replace(run, job=replace(job, threads=threads, wrapped=replace(job.wrapped, device=self.device)))
+        decoders = job.decoders or self.cpus
+        there = replace(run, job=replace(job, decoders=decoders, wrapped=replace(job.wrapped, device=self.device)))
         with self._connected() as ray:
             finished = run.count - sum(map(run.rows, missing))
             tell("searching on Ray", finished, run.count)

@@ -18,10 +18,10 @@ from headtilt.apps.playground.page import CSS, HEADER, alert, cards_html, cards_
 from headtilt.errors import DataError, MissingExtraError
 from headtilt.geometry.groups import rotation, scale, shear_x
 from headtilt.geometry.warp import warp
-from headtilt.sources.images import square_of
+from headtilt.sources.decoders import Decoders
 
 FIRST = 120  # degrees by which the first example is turned
-MOST_PIXELS = 50_000_000
+MOST_PIXELS, MOST_SECONDS = 50_000_000, 10.0  # of an uploaded image
 FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Ubuntu", "sans-serif"]
 
 
@@ -34,6 +34,7 @@ class Play:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
+        self.decoders = Decoders(1, seconds=MOST_SECONDS, most_pixels=MOST_PIXELS)  # end with this process
         adapted = stage.adapted
         with torch.no_grad():
             device = next(adapted.model.parameters(), torch.zeros(1)).device
@@ -85,7 +86,7 @@ class Play:
             return before, alert(""), 0, 1, 0
         name = Path(path).name
         try:
-            image = square_of(Path(path), self.stage.adapted, most_pixels=MOST_PIXELS)
+            image = self.decoders.square_of(Path(path), self.stage.adapted)
         except DataError as error:
             said = str(error).replace(path, name)
             return before, alert(f"{said} Try a PNG or JPEG file."), 0, 1, 0

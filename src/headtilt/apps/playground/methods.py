@@ -12,14 +12,15 @@ from torch import Tensor
 
 from headtilt.calibration.head import HeadRecipe
 from headtilt.errors import DataError, OptionError
-from headtilt.geometry.groups import rotation
 from headtilt.its import ITS
 from headtilt.paper.data import load as load_data
 from headtilt.presets import accurate, affine_levels, paper3
 from headtilt.search.tree import Tree
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
-from headtilt.sources.images import find, square_of
+from headtilt.sources.decoders import Decoders
+from headtilt.sources.images import find
+from headtilt.sources.pretrained import wrapped
 
 DIGITS = "zoo:digits"
 PACKAGED = Path(__file__).parent / "packaged" / "digits"
@@ -95,10 +96,8 @@ def own_stage(
     """
     adapted = door.load(model, device=device)
     methods = unfitted(adapted)
-    if bundle is None:
-        methods["headtilt, unfitted"] = ITS(adapted.model, [rotation()], padding=adapted.padding)
-    else:
-        methods["headtilt"] = ITS.load(bundle, adapted.model, strict=strict).to(device)
+    name = "headtilt, unfitted" if bundle is None else "headtilt"
+    methods[name] = wrapped(adapted, bundle=bundle, strict=strict)
     shown = [] if examples is None else _pictures(examples, adapted)
     if not shown:
         noise = torch.zeros(adapted.channels, adapted.size, adapted.size)
@@ -141,9 +140,11 @@ def _pictures(folder: Path, adapted: Adapted) -> list[Example]:
         raise OptionError(f"examples must be a folder with images; {folder} has none.")
     names = {name.strip().lower(): index for index, name in enumerate(adapted.labels or ())}
     found = []
-    for path in paths[:: max(1, len(paths) // MOST_EXAMPLES)][:MOST_EXAMPLES]:
-        with suppress(DataError):  # one that cannot be read is no example
-            found.append(Example(square_of(path, adapted), path.name, names.get(path.parent.name.lower())))
+    with Decoders() as decoders:
+        for path in paths[:: max(1, len(paths) // MOST_EXAMPLES)][:MOST_EXAMPLES]:
+            with suppress(DataError):  # one that cannot be read is no example
+                image = decoders.square_of(path, adapted)
+                found.append(Example(image, path.name, names.get(path.parent.name.lower())))
     return found
 
 
@@ -154,7 +155,7 @@ def fit_packaged(folder: Path = PACKAGED) -> None:
     """
     adapted = door.load(f"{DIGITS}:0")
     images = load_data("digits", "fit").floats()
-    ITS(adapted.model, **accurate(affine_levels())).fit(images, recipe=RECIPE, promise=0.5).save(folder)
+    ITS(adapted.model, **accurate(affine_levels())).fit(images, recipe=RECIPE, promise=0.5).save(folder, overwrite=True)
 
 
 if __name__ == "__main__":

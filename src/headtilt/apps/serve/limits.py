@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
+import ctypes
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from headtilt.errors import DataError, at_least, positive
-from headtilt.sources import Adapted
-from headtilt.sources.images import square_of
+from headtilt.errors import at_least, positive
 
 # The formats that cameras, scanners and browsers write; Pillow knows many more, some of which run other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+LARGE, TIDY_SECONDS = 100_000, 3.0  # bytes of a body that leaves memory in shreds, and when that is tidied up
 TYPES = ("image/", "application/octet-stream", "multipart/form-data")
 
 
@@ -26,8 +25,12 @@ class Limits:
         bytes: Of a body.
         pixels: Of an image.
         upload_seconds: To receive the headers, and again to receive the body.
-        answer_seconds: From then to the answer.
-        queue: Requests that may wait or be computed at once.
+        decode_seconds: To decode an image.
+        answer_seconds: From the whole body to the answer.
+        queue: Requests that may wait or be computed at once; those whose body is still coming do not count.
+        uploads: Bodies that may come at once.
+        held_bytes: Of all bodies together that are coming or not yet decoded; of more, the largest that is still
+            coming has to give way.
         batch: Images per search.
         wait_ms: How long the first image of a batch waits for others.
     """
@@ -35,15 +38,18 @@ class Limits:
     bytes: int = 10_000_000
     pixels: int = 25_000_000
     upload_seconds: float = 10.0
+    decode_seconds: float = 5.0
     answer_seconds: float = 30.0
     queue: int = 256
+    uploads: int = 512
+    held_bytes: int = 100_000_000
     batch: int = 32
     wait_ms: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("bytes", "pixels", "queue", "batch", "wait_ms"):
+        for name in ("bytes", "pixels", "queue", "uploads", "held_bytes", "batch", "wait_ms"):
             at_least(name, getattr(self, name), 1)
-        for name in ("upload_seconds", "answer_seconds"):
+        for name in ("upload_seconds", "decode_seconds", "answer_seconds"):
             positive(name, getattr(self, name))
 
 
@@ -61,30 +67,113 @@ class RefusedError(Exception):
         self.status, self.reason, self.headers = status, reason, headers
 
 
-async def upload(request: Any, limits: Limits) -> bytes:
-    """Return the image file that a request carries, as its body or as the part of a form."""
-    kind = request.headers.get("content-type", "application/octet-stream").strip().lower()
-    if not kind.startswith(TYPES):
-        raise RefusedError(415, "send an image as the body, or as a file in multipart/form-data.")
-    stated = request.headers.get("content-length", "0")
-    if stated.isdecimal() and int(stated) > limits.bytes:
-        raise _too_large(limits)
-    try:
-        body = await asyncio.wait_for(_body(request, limits), limits.upload_seconds)
-    except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
-        raise RefusedError(408, "the body took too long to arrive.", {"Connection": "close"}) from error
-    return await _part(request, body) if kind.startswith("multipart/form-data") else body
+class Body:
+    """A body that has come, which counts until it is let go.
+
+    Args:
+        uploads: Where it counts.
+        content: The image file.
+        size: Bytes that it counts for.
+    """
+
+    def __init__(self, uploads: Uploads, content: bytes, size: int) -> None:
+        self.uploads, self.content, self.size = uploads, content, size
+
+    def let_go(self) -> None:
+        """Forget the bytes; twice does no harm."""
+        self.uploads.free(self.size)
+        self.content, self.size = b"", 0
 
 
-async def _body(request: Any, limits: Limits) -> bytes:
-    """Return the body, read no further than allowed: chunked uploads do not state their length."""
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limits.bytes:
+class Uploads:
+    """The bodies that are coming, bounded in number, time and bytes: a slow client costs what it has sent, no more.
+
+    Args:
+        limits: What they may cost.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.held = limits, 0
+        self.coming: dict[asyncio.Task[Any], int] = {}
+        self.gave_way: set[asyncio.Task[Any]] = set()
+        self.tidying = False
+
+    async def receive(self, request: Any) -> Body:
+        """Return the image file that a request carries, as its body or as the part of a form."""
+        from starlette.requests import ClientDisconnect
+
+        limits = self.limits
+        kind = request.headers.get("content-type", "application/octet-stream").strip().lower()
+        if not kind.startswith(TYPES):
+            raise RefusedError(415, "send an image as the body, or as a file in multipart/form-data.")
+        stated = request.headers.get("content-length", "0")
+        if stated.isdecimal() and int(stated) > limits.bytes:
             raise _too_large(limits)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        if len(self.coming) >= limits.uploads:
+            raise _too_many()
+        reading = asyncio.ensure_future(self._read(request))
+        self.coming[reading] = 0
+        try:
+            body = await asyncio.wait_for(reading, limits.upload_seconds)
+        except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
+            raise RefusedError(408, "the body took too long to arrive.", {"Connection": "close"}) from error
+        except ClientDisconnect as error:
+            raise RefusedError(499, "the client hung up.") from error
+        except asyncio.CancelledError as error:
+            if reading not in self.gave_way:
+                raise
+            raise _too_many() from error
+        finally:
+            self.coming.pop(reading, None)
+            self.gave_way.discard(reading)
+        if kind.startswith("multipart/form-data"):
+            try:
+                body.content = await _part(request, body.content)
+            except BaseException:
+                body.let_go()
+                raise
+        return body
+
+    def free(self, size: int) -> None:
+        """Count bytes no longer; after large bodies what the allocator kept of them goes back to the system."""
+        self.held -= size
+        if size > LARGE and not self.tidying:
+            self.tidying = True
+            asyncio.get_running_loop().call_later(TIDY_SECONDS, self._tidy)
+
+    def _tidy(self) -> None:
+        self.tidying = False
+        trim_memory()
+
+    async def _read(self, request: Any) -> Body:
+        """Return the body, read no further than allowed: chunked uploads do not state their length."""
+        mine: Any = asyncio.current_task()
+        content = bytearray()  # one piece: many small ones would leave memory in shreds
+        try:
+            async for chunk in request.stream():
+                if self.coming[mine] + len(chunk) > self.limits.bytes:
+                    raise _too_large(self.limits)
+                content += chunk
+                self._take(mine, len(chunk))
+            return Body(self, bytes(content), self.coming[mine])
+        except BaseException:
+            self.free(self.coming[mine])
+            self.coming[mine] = 0
+            content.clear()  # the error's traceback holds on to it
+            raise
+
+    def _take(self, mine: asyncio.Task[Any], size: int) -> None:
+        """Count some more bytes; where they are too many, the largest body that is still coming gives way."""
+        self.coming[mine] += size
+        self.held += size
+        while self.held > self.limits.held_bytes:
+            largest = max(self.coming, key=self.coming.__getitem__)
+            if largest is mine:
+                raise _too_many()
+            self.free(self.coming[largest])
+            self.coming[largest] = 0
+            self.gave_way.add(largest)
+            largest.cancel()
 
 
 async def _part(request: Any, body: bytes) -> bytes:
@@ -111,28 +200,19 @@ async def _part(request: Any, body: bytes) -> bytes:
             opened.close()
 
 
+def trim_memory() -> None:
+    """Give memory that is free back to the system, where the C library can: glibc keeps it in shreds otherwise."""
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _too_many() -> RefusedError:
+    return RefusedError(503, "too much is being uploaded.", {"Retry-After": "1", "Connection": "close"})
+
+
 def _too_large(limits: Limits) -> RefusedError:
     return RefusedError(413, f"the body may have at most {limits.bytes:,} bytes.", {"Connection": "close"})
-
-
-def decoded(content: bytes, adapted: Adapted, limits: Limits) -> Tensor:
-    """Return the square that the model sees of an uploaded file."""
-    from PIL import Image
-
-    if not content:
-        raise RefusedError(422, "the body is empty.")
-    try:
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise RefusedError(413, f"an image may have at most {limits.pixels:,} pixels.") from error
-    except Exception as error:  # Pillow's plugins raise many kinds for broken files
-        raise RefusedError(422, "the file is not an image of a known format.") from error
-    if image.width * image.height > limits.pixels:
-        raise RefusedError(413, f"an image may have at most {limits.pixels:,} pixels.")
-    try:
-        return square_of(image, adapted, most_pixels=limits.pixels)
-    except DataError as error:
-        raise RefusedError(422, "the image is broken or cannot be resized.") from error
 
 
 def impatient(seconds: float) -> Any:

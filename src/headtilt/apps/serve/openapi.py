@@ -81,6 +81,7 @@ class Failure(BaseModel):
 
 
 REASONS = {
+    400: "The request is addressed to another host, or says its length in two ways.",
     408: "The upload took too long.",
     413: "The body or the image is too large.",
     415: "The body is neither an image nor a form.",

@@ -10,24 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from threading import Thread
+from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
 import headtilt
 from headtilt.apps.rows import Row, rows_of
-from headtilt.apps.serve.limits import Limits, RefusedError, decoded, impatient, upload
+from headtilt.apps.serve.limits import FORMATS, Body, Limits, RefusedError, Uploads, impatient
 from headtilt.apps.serve.openapi import Answer, Explanation, Failure, Health, Ready, body_of, failures
 from headtilt.apps.serve.pages import directory, documentation
 from headtilt.apps.serve.trace import picture, trace_of
-from headtilt.errors import MissingExtraError
+from headtilt.errors import DataError, MissingExtraError
 from headtilt.its import ITS
 from headtilt.sources import Adapted
+from headtilt.sources.decode import TooLargeError
+from headtilt.sources.decoders import Decoders, KilledError, NoDecoderError, Outcome, OverdueError
 
 try:
     from batched.aio import AsyncBatchProcessor
@@ -48,10 +54,15 @@ except ImportError as error:
 
 log = logging.getLogger("headtilt.serve")
 MOST_LABELS = 20  # that a request may ask for
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DECODERS = 2  # processes of each lane; one slow image must not hold up all others
+QUICK_SECONDS, QUICK_PIXELS = 1.0, 2_000_000  # of images that stay in the first lane
+DOT = b"P5 1 1 255\n\x00"  # an image of one pixel
+AFTERWARDS = 5  # seconds that ending may take once all answers are given or given up
 
 
 class Service:
-    """The search behind a queue: one thread computes, others decode and draw, and no more requests wait than allowed.
+    """The search behind a queue: one thread computes, another draws, processes decode, and no more wait than allowed.
 
     Args:
         robust: The search.
@@ -61,45 +72,96 @@ class Service:
 
     def __init__(self, robust: ITS, adapted: Adapted, limits: Limits) -> None:
         self.robust, self.adapted, self.limits = robust, adapted, limits
+        self.uploads = Uploads(limits)
         self.metrics = Metrics()
-        self.inside, self.ready = 0, False
+        self.lanes: tuple[Decoders, ...] = ()
+        self.inside, self.warm = 0, False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers: it is warm, and no image of ordinary cost waits for longer than it should."""
+        return self.warm and not self.lanes[0].overdue()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Run threads and batcher, warmed up, for as long as the context lasts."""
         self.computing = ThreadPoolExecutor(1, "search")
-        self.decoding = ThreadPoolExecutor(2, "decode")
         self.drawing = ThreadPoolExecutor(1, "draw")
         limits = self.limits
+        # Two lanes: an image that is large or slow in the first goes to the second, and holds up nobody in the first.
+        quick = min(QUICK_SECONDS, limits.decode_seconds)
+        self.lanes = (
+            Decoders(DECODERS, seconds=quick, most_pixels=min(QUICK_PIXELS, limits.pixels), formats=FORMATS),
+            Decoders(DECODERS, seconds=limits.decode_seconds, most_pixels=limits.pixels, formats=FORMATS),
+        )
         self.batcher = AsyncBatchProcessor(self._batch, batch_size=limits.batch, timeout_ms=limits.wait_ms)
         blank = torch.zeros(self.adapted.channels, self.adapted.size, self.adapted.size)
         await self._compute(self._rows, [blank])
-        self.ready = True
+        # The first image starts the processes.
+        for lane in self.lanes:
+            await asyncio.get_running_loop().run_in_executor(self.drawing, lane.square_of, DOT, self.adapted)
+        self.warm = True
         try:
             yield
         finally:
-            self.ready = False
-            for pool in (self.computing, self.decoding, self.drawing):
-                pool.shutdown(cancel_futures=True)
+            self.warm = False
+            self.close()
+            for pool in (self.computing, self.drawing):
+                pool.shutdown(wait=False, cancel_futures=True)  # a search that never ends must not keep us from ending
 
     async def answer(self, request: Any, act: Callable[[Tensor], Awaitable[Any]]) -> Any:
         """Return what an action says of the image that a request carries, within all limits."""
-        if self.inside >= self.limits.queue or not self.ready:
+        if not self.warm:
+            raise RefusedError(503, "not ready.", {"Retry-After": "1"})
+        body = await self.uploads.receive(request)
+        if self.inside >= self.limits.queue:
+            body.let_go()
             raise RefusedError(503, "too many requests are waiting.", {"Retry-After": "1"})
         self.inside += 1
         try:
-            content = await upload(request, self.limits)
-            loop = asyncio.get_running_loop()
-            try:
-                return await asyncio.wait_for(self._act(loop, content, act), self.limits.answer_seconds)
-            except (TimeoutError, asyncio.TimeoutError) as error:
-                raise RefusedError(503, "the answer took too long.", {"Retry-After": "5"}) from error
+            return await asyncio.wait_for(self._act(body, act), self.limits.answer_seconds)
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            raise RefusedError(503, "the answer took too long.", {"Retry-After": "5"}) from error
         finally:
             self.inside -= 1
+            body.let_go()
 
-    async def _act(self, loop: Any, content: bytes, act: Callable[[Tensor], Awaitable[Any]]) -> Any:
-        image = await loop.run_in_executor(self.decoding, decoded, content, self.adapted, self.limits)
+    async def _act(self, body: Body, act: Callable[[Tensor], Awaitable[Any]]) -> Any:
+        if not body.content:
+            raise RefusedError(422, "the body is empty.")
+        try:
+            image = await self._decoded(body.content)
+            self.metrics.decodes.labels("done").inc()
+        except NoDecoderError as error:
+            raise RefusedError(503, "no image can be decoded now.", {"Retry-After": "5"}) from error
+        except DataError as error:
+            status, outcome, reason = next(why for kind, why in self._refusals().items() if isinstance(error, kind))
+            self.metrics.decodes.labels(outcome).inc()
+            raise RefusedError(status, reason) from error
+        finally:
+            body.let_go()
         return await act(image)
+
+    async def _decoded(self, content: bytes) -> Tensor:
+        quick, patient = self.lanes
+        try:
+            return await asyncio.wrap_future(quick.submit(content, self.adapted.square))
+        except (TooLargeError, OverdueError, KilledError):
+            return await asyncio.wrap_future(patient.submit(content, self.adapted.square))
+
+    def _refusals(self) -> dict[type[DataError], tuple[int, str, str]]:
+        """Return status, outcome and reason by what became of an image, the special before the general."""
+        return {
+            TooLargeError: (413, "refused", f"an image may have at most {self.limits.pixels:,} pixels, and few scans."),
+            OverdueError: (422, "timed_out", "the image takes too long to decode."),
+            KilledError: (422, "killed", "the image takes too much memory to decode."),
+            DataError: (422, "refused", "the file is no image of a known format, or it is broken."),
+        }
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        for lane in self.lanes:
+            lane.close()
 
     async def classify(self, image: Tensor) -> Row:
         """Return the row of a prepared image, searched together with those of other requests."""
@@ -149,15 +211,20 @@ class Metrics:
         self.batches = Histogram("headtilt_batch_images", "Images per search.", buckets=sizes, registry=self.registry)
         self.views = Counter("headtilt_views", "Views that the model was shown.", registry=self.registry)
         self.inside = Gauge("headtilt_inside", "Requests that wait or are computed.", registry=self.registry)
+        self.decodes = Counter("headtilt_decodes", "Images by outcome.", ["outcome"], registry=self.registry)
+        for outcome in get_args(Outcome):
+            self.decodes.labels(outcome)  # there from the start, so that rates can be computed
 
 
-def make_app(robust: ITS, adapted: Adapted, limits: Limits | None = None) -> Any:
+def make_app(robust: ITS, adapted: Adapted, limits: Limits | None = None, *, hosts: Sequence[str] = LOOPBACK) -> Any:
     """Return the service as an ASGI application.
 
     Args:
         robust: The search.
         adapted: The classifier inside it.
         limits: What a request may cost.
+        hosts: Names under which it may be addressed, so that no page of elsewhere can reach it by a name of its own;
+            "*" allows all.
     """
     service = Service(robust, adapted, limits or Limits())
 
@@ -176,7 +243,7 @@ def make_app(robust: ITS, adapted: Adapted, limits: Limits | None = None) -> Any
         lifespan=lifespan,
     )
     app.state.service = service
-    _guard(app, service)
+    _guard(app, service, hosts)
     _routes(app, service)
     return app
 
@@ -224,7 +291,7 @@ def _routes(app: Any, service: Service) -> None:
 
     app.get("/", include_in_schema=False)(root)
     app.get("/docs", include_in_schema=False)(docs)
-    refusals = failures(408, 413, 415, 422, 503)
+    refusals = failures(400, 408, 413, 415, 422, 503)
     pictured: dict[int | str, Any] = {200: {"content": {"image/png": {"schema": {"type": "string"}}}}}
     image = {"openapi_extra": body_of()}
     said: dict[str, Any] = {"response_model": Answer, "response_model_exclude_unset": True}
@@ -233,11 +300,13 @@ def _routes(app: Any, service: Service) -> None:
     app.post("/explain", responses=refusals | pictured, **told, **image)(explain)
     app.get("/healthz", response_model=Health)(healthz)
     app.get("/readyz", response_model=Ready, responses=failures(503))(readyz)
+    app.head("/healthz", include_in_schema=False)(healthz)
+    app.head("/readyz", include_in_schema=False)(readyz)
     text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
     app.get("/metrics", response_class=Response, responses=text)(metrics)
 
 
-def _guard(app: Any, service: Service) -> None:
+def _guard(app: Any, service: Service, hosts: Sequence[str]) -> None:
     """Count and time requests, and answer every failure with a sentence that tells nothing of this machine."""
 
     def said(status: int, reason: str, headers: Any = None) -> JSONResponse:
@@ -259,7 +328,38 @@ def _guard(app: Any, service: Service) -> None:
     app.add_exception_handler(HTTPException, plain)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, broken)
+    app.add_middleware(Doorkeeper, hosts=hosts)
     app.add_middleware(Counting, metrics=service.metrics)
+
+
+class Doorkeeper:
+    """Refuses requests that are addressed to another host, and those whose length is said in two ways.
+
+    Args:
+        app: What answers all others.
+        hosts: Names under which it may be addressed; "*" allows all.
+    """
+
+    def __init__(self, app: Any, hosts: Sequence[str]) -> None:
+        self.app, self.hosts = app, {host.lower().strip("[]") for host in hosts}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, or refuse it."""
+        reason = self._wrong(dict(scope["headers"])) if scope["type"] == "http" else None
+        if reason is None:
+            await self.app(scope, receive, send)
+            return
+        reply = JSONResponse(Failure(error=reason).model_dump(), 400, {"Connection": "close"})
+        await reply(scope, receive, send)
+
+    def _wrong(self, headers: dict[bytes, bytes]) -> str | None:
+        if b"transfer-encoding" in headers and b"content-length" in headers:
+            return "say the length of the body, or send it in chunks, not both."
+        try:
+            host = urlsplit("//" + headers.get(b"host", b"").decode("latin-1")).hostname or ""
+        except ValueError:
+            host = ""
+        return None if "*" in self.hosts or host in self.hosts else "this host is not served here; see --allow-host."
 
 
 class Counting:
@@ -295,10 +395,11 @@ class Counting:
 
 
 def serve(app: Any, host: str, port: int, limits: Limits) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests that are inside are answered first."""
+    """Serve until SIGTERM or Ctrl-C; requests that are inside are answered first, for as long as answers may take."""
     import uvicorn
 
-    uvicorn.run(
+    grace = int(limits.answer_seconds) + AFTERWARDS
+    config = uvicorn.Config(
         app,
         host=host,
         port=port,
@@ -307,6 +408,21 @@ def serve(app: Any, host: str, port: int, limits: Limits) -> None:
         log_level="warning",
         server_header=False,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=int(limits.answer_seconds) + 5,
+        timeout_graceful_shutdown=grace,
         h11_max_incomplete_event_size=64 * 1024,
     )
+    server = uvicorn.Server(config)
+    Thread(target=_end_at_last, args=(server, app.state.service, grace + AFTERWARDS), daemon=True).start()
+    server.run()
+    if not server.started:
+        sys.exit(3)
+
+
+def _end_at_last(server: Any, service: Service, seconds: float) -> None:
+    """End the process some time after it was told to, whatever is still being computed."""
+    while not server.should_exit:
+        time.sleep(0.2)
+    time.sleep(seconds)
+    log.error("something did not end within %g s, and is given up", seconds)
+    service.close()
+    os._exit(1)

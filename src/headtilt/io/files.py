@@ -1,0 +1,41 @@
+"""Files of others, read only where they are plain files of a bounded size: no pipe, no device, no end of memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from headtilt.errors import DataError
+
+
+def check_plain(path: Path, most: int) -> None:
+    """Raise `DataError` unless a path leads to a regular file of at most so many bytes; a missing one passes."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return  # whoever opens it says what is wrong
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{path} is no regular file. Replace it.")
+    if found.st_size > most:
+        raise DataError(f"{path} has {found.st_size:,} bytes, more than {most:,}.")
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most so many bytes."""
+    check_plain(path, most)
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise DataError(f"{path} has more than {most:,} bytes.")
+    return content
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, read a piece at a time."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
