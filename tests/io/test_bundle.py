@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 def images(count: int, seed: int = 0) -> Tensor:
     noise = torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(seed))
-    return nn.functional.avg_pool2d(noise, 3, 1, 1) * 4 - 1.5
+    return (nn.functional.avg_pool2d(noise, 3, 1, 1) * 4 - 1.5).clamp(0, 1)
 
 
 @pytest.mark.parametrize("method", ["head", "balance", "bias", "prototypes", "neighbours"])
