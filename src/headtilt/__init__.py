@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headtilt.geometry.warp import warp
     from headtilt.its import ITS
     from headtilt.model.evidence import Evidence
-    from headtilt.presets import accurate, documents, fast, paper3, paper5
+    from headtilt.presets import accurate, affine_levels, documents, fast, paper3, paper5
     from headtilt.result import SearchResult
     from headtilt.search.anneal import Anneal
     from headtilt.search.joint import Joint
@@ -54,6 +54,7 @@ __all__ = [
     "ShapeError",
     "Tree",
     "accurate",
+    "affine_levels",
     "compose",
     "decompose",
     "documents",
@@ -101,6 +102,7 @@ _HOMES = {
     "ITS": "headtilt.its",
     "Evidence": "headtilt.model.evidence",
     "accurate": "headtilt.presets",
+    "affine_levels": "headtilt.presets",
     "documents": "headtilt.presets",
     "fast": "headtilt.presets",
     "paper3": "headtilt.presets",
