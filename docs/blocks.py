@@ -16,6 +16,8 @@ DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent"}
 ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
+    "hardening-siege": "A siege of service and batch",
+    "hardening-kills": "Batches killed, a node lost, a full disk",
     "hardening-mutate": "Mutation testing",
     "hardening-faults": "Fault injection",
     "hardening-memory": "Running out of memory",
