@@ -1,8 +1,8 @@
 """Batch runs that are killed, lose a node, run out of disk or may not write: ``python -m hardening.kills``.
 
 `headtilt predict` is ended with SIGKILL fifteen times on each engine and started again; a cluster of two nodes loses
-one of them; the disk is full; the folder is read-only. In the end every input must have exactly one row, equal to that of
-an undisturbed run. Ray runs in namespaces of its own with the loopback alone, which end with it. Needs root and Linux.
+one of them; the disk is full; the folder is read-only. In the end every input must have exactly one row, equal to that
+of an undisturbed run. Ray runs in namespaces of its own with the loopback alone. Needs root and Linux.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-def killed(words: list[str], out: Path, kills: int, seed: int) -> dict[str, Any]:
-    """Return what happened to a run that was killed so often, and started again each time."""
+def killed(words: list[str], out: Path, kills: int, seed: int, minutes: float) -> dict[str, Any]:
+    """Return what happened to a run that was killed so often within some minutes, and started again each time."""
     draw, seen = random.Random(seed), []
     start = time.monotonic()
-    while len(seen) < kills:
+    while len(seen) < kills and time.monotonic() - start < 60 * minutes:
         before = parts(out)
         run = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         # Two of three are met while they write, the others at any moment of their beginning.
@@ -71,7 +72,7 @@ def killed(words: list[str], out: Path, kills: int, seed: int) -> dict[str, Any]
         run.wait()
         time.sleep(0.3)  # until what it had started has ended, too
         seen.append(parts(out))
-        print(words[-1], "killed", len(seen), "times, files:", seen[-1], flush=True)
+        print(out.name, "killed", len(seen), "times, files:", seen[-1], flush=True)
     done = subprocess.run(words, capture_output=True, text=True, timeout=900, check=False)
     return {
         "kills": len(seen),
@@ -150,6 +151,7 @@ def main() -> None:
     """Run them all, and store the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=15, help="On each engine.")
+    parser.add_argument("--minutes", type=float, default=60, help="After which no more are killed.")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -165,14 +167,17 @@ def main() -> None:
         subprocess.run(command(source, folder / "whole", "local"), check=True, timeout=900, capture_output=True)
         expected = rows(folder / "whole")
         figures["inputs"] = len(files)
-        local = command(source, folder / "local", "local")
-        figures["local"] = killed(local, folder / "local", asked.kills, asked.seed)
-        figures["local"] |= compared(rows(folder / "local"), expected)
         home = folder / "h"
         home.mkdir()
+        local = command(source, folder / "local", "local")
         ray = isolated(command(source, folder / "ray", "ray"), str(home))
-        figures["ray"] = killed(ray, folder / "ray", asked.kills, asked.seed + 1)
-        figures["ray"] |= compared(rows(folder / "ray"), expected)
+        with ThreadPoolExecutor(2) as both:  # most of their time they start
+            runs = {
+                name: both.submit(killed, words, folder / name, asked.kills, asked.seed + number, asked.minutes)
+                for number, (name, words) in enumerate((("local", local), ("ray", ray)))
+            }
+        for name, run in runs.items():
+            figures[name] = run.result() | compared(rows(folder / name), expected)
         figures["node lost"], found = node_lost(source, folder)
         figures["node lost"] |= compared(found, expected)
         words = command(source, folder / "small", "local")
