@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint types unit docs fuzz crossings mutate faults memory audit lowest pythons release clean
+.PHONY: help demo test lint types unit docs fuzz siege kills crossings mutate faults memory audit lowest pythons release clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -39,6 +39,12 @@ docs: $(VENV)/.installed  ## The documentation, strictly, into site/.
 
 fuzz: $(VENV)/.installed  ## Ten minutes of atheris on every door that foreign bytes come through.
 	$(BIN)/python -m hardening.fuzz --seconds 600
+
+siege: $(VENV)/.installed  ## Hostile files and clients against the service and a batch, on the loopback, two minutes.
+	$(BIN)/python -m hardening.siege
+
+kills: $(VENV)/.installed  ## Batch runs killed, a node lost, a full disk: every row once. Needs root, about half an hour.
+	$(BIN)/python -m hardening.kills
 
 faults: $(VENV)/.installed  ## An error or interrupt at every call of every stage.
 	$(BIN)/python -m hardening.faults

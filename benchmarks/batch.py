@@ -107,13 +107,13 @@ def compared(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> dic
 
 def rates(files: list[bytes], model: str) -> dict[str, float]:
     """Return images per second of decoding alone and of the search alone, on one thread."""
-    from headtilt.apps.batch.job import ready
     from headtilt.apps.loading import Wrapped
+    from headtilt.sources.images import square_of
 
     torch.set_num_threads(1)
     robust, adapted = Wrapped(model, levels=LEVELS).load()
     start = time.perf_counter()
-    decoded = [ready("", file, adapted)[1] for file in files[:1000]]
+    decoded = [square_of(file, adapted) for file in files[:1000]]
     middle = time.perf_counter()
     for at in range(0, len(decoded), 64):
         robust.search(torch.stack(decoded[at : at + 64]))  # type: ignore[arg-type]

@@ -14,10 +14,9 @@ import torch
 
 
 def main() -> None:
-    from headtilt.apps.batch.job import ready
     from headtilt.apps.loading import Wrapped
     from headtilt.paper.experiments.report import metadata, write_json
-    from headtilt.sources.images import find
+    from headtilt.sources.images import find, square_of
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -30,7 +29,7 @@ def main() -> None:
     robust, adapted = Wrapped(options.model).load()
     paths = find([options.folder])[: options.count]
     start = time.perf_counter()
-    images = [ready(str(path), path, adapted)[1] for path in paths]
+    images = [square_of(path, adapted) for path in paths]
     decoded = time.perf_counter() - start
     some = torch.stack([image for image in images if isinstance(image, torch.Tensor)][: options.searched])
     robust.search(some[:2])

@@ -17,6 +17,8 @@ ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", 
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
     "hardening-crossings": "Every pair of settings",
+    "hardening-siege": "A siege of service and batch",
+    "hardening-kills": "Batches killed, a node lost, a full disk",
     "hardening-mutate": "Mutation testing",
     "hardening-faults": "Fault injection",
     "hardening-memory": "Running out of memory",

@@ -371,7 +371,7 @@ def batched(folder: Path, files: dict[str, bytes]) -> dict[str, Any]:
         "inputs": 40 + len(files),
         "rows": len(rows["mixed"]),
         "good_rows_as_alone": len(alike),
-        "errors": {name: row["error"] for name, row in rows["mixed"].items() if row["error"]},
+        "errors": {name: row["error"].replace(f"{mixed}/", "") for name, row in rows["mixed"].items() if row["error"]},
         "seconds": seconds,
         "most_memory_mb": round(most, 1),
     }
@@ -386,7 +386,7 @@ def verdict(service: dict[str, Any], batch: dict[str, Any]) -> dict[str, bool]:
         "at most 20 % refused": client["refused_share"] is not None and client["refused_share"] <= MOST_REFUSED,
         "memory within 50 MB": service["memory_after_mb"] - service["memory_before_mb"] <= MOST_MEMORY_MB,
         "ready afterwards": service["ready_afterwards"],
-        "ends within its grace period": service["seconds_to_end"] <= GRACE and service["processes_left"] == 0,
+        "ends in time": service["seconds_to_end"] <= GRACE and service["processes_left"] == 0,
         "no traceback in the log": service["tracebacks_in_log"] == 0,
         "a row for every input": batch["rows"] == batch["inputs"] and batch["good_rows_as_alone"] == 40,
     }

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import TimeoutError as Late  # another class than the built-in one before Python 3.11
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +172,7 @@ class Decoders:
         if broken:
             said = "Where this is a script of your own, put what it does below: if __name__ == '__main__'."
             failure: DataError = NoDecoderError(f"{name}: no process that decodes images stays alive. {said}")
-        elif isinstance(error, TimeoutError):
+        elif isinstance(error, Late):
             failure = OverdueError(f"{name} took more than {self.seconds:g} s to decode.")
             self.outcomes["timed_out"] += 1
         else:

@@ -12,7 +12,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -249,8 +249,15 @@ def whole(path: Path) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} could not be written ({error}). Make room or mend it, and start the same command again.")
 
 
 def write_rows(run: Run, shard: int, rows: list[Row]) -> None:
@@ -276,8 +283,12 @@ def write_rows(run: Run, shard: int, rows: list[Row]) -> None:
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Hold the folder, so that no second run writes to it; a run that is killed lets go by itself."""
-    (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    with open(out / FOLDER / LOCK, "w", encoding="utf-8") as file:
+    try:
+        (out / FOLDER).mkdir(parents=True, exist_ok=True)
+        lock = open(out / FOLDER / LOCK, "w", encoding="utf-8")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    with lock as file:
         try:
             import fcntl
         except ImportError:  # no such locks on Windows
