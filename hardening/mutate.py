@@ -69,14 +69,18 @@ def made(folder: Path) -> dict[str, list[str]]:
     """Return the names of all mutants by file, after mutmut has made them in a copy of the sources."""
     metas = {name: folder / "mutants/src/headtilt" / f"{name}.meta" for name in FILES}
     state = {"sources": digest("src"), "tests": digest("tests"), "files": list(FILES), "selection": list(TESTS)}
-    before = json.loads((folder / "state.json").read_text()) if (folder / "state.json").exists() else {}
-    if before != state:
+    path = folder / "state.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if {**before, "made": True} != {**state, "made": True}:
         kept = verdicts(folder) if before.get("sources") == state["sources"] else {}
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        make(folder)
+        copied(folder)
         (folder / "found.json").write_text(json.dumps({one: what for one, what in kept.items() if what == "killed"}))
-        (folder / "state.json").write_text(json.dumps(state))
+        before = {**state, "made": False}
+        path.write_text(json.dumps(before))
+    if not before["made"]:
+        make(folder)
+        path.write_text(json.dumps({**state, "made": True}))
     return {name: sorted(json.loads(meta.read_text())["exit_code_by_key"]) for name, meta in metas.items()}
 
 
@@ -94,8 +98,8 @@ def verdicts(folder: Path) -> dict[str, str]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def make(folder: Path) -> None:
-    """Have mutmut make all mutants in a copy of the sources, and find out which tests reach which function."""
+def copied(folder: Path) -> None:
+    """Copy what mutmut needs into a new folder, and tell it there what to do."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     settings = {
@@ -108,6 +112,10 @@ def make(folder: Path) -> None:
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (folder / "pyproject.toml").write_text(text + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def make(folder: Path) -> None:
+    """Have mutmut make all mutants in a copy of the sources, and find out which tests reach which function."""
     # No mutant has that name: mutmut makes them all, looks which tests reach what, and stops.
     mutmut = [sys.executable, "-m", "mutmut", "run", "--max-children", "1", "headtilt.none*"]
     done = subprocess.run(mutmut, cwd=folder, env=surroundings(), capture_output=True, text=True, check=False)
