@@ -15,7 +15,7 @@ from headtilt.errors import DataError, OptionError
 from headtilt.paper.experiments import reproduce as items
 from headtilt.paper.experiments.methods import Prediction
 from headtilt.paper.experiments.report import to_json
-from headtilt.paper.experiments.reproduce import markov, table1
+from headtilt.paper.experiments.reproduce import markov, table1, table1_rows
 from headtilt.paper.experiments.reproduce.study import Store, Study, redraw, reproduce
 from headtilt.paper.experiments.reproduce.trial import Fitting, Training, picture, pixels, spread
 
@@ -23,7 +23,7 @@ FITTING = Fitting(120, HeadRecipe(hidden=32, looks=1))
 TRAINING = Training(images=256, epochs=1, warm=True)
 SIZES: dict[str, dict[str, Any]] = {
     "table1": {
-        "share": table1.Share(40, 20, 140, 10, chosen_images=30, passes=4),
+        "share": table1_rows.Share(40, 20, 140, 10, chosen_images=30, passes=4),
         "training": TRAINING,
         "fitting": FITTING,
     },
@@ -77,9 +77,9 @@ def test_table1_has_all_rows_and_search_beats_the_bare_network_where_it_is_fitte
     assert {
         *table1.PAPER_ROWS,
         *table1.OURS,
-        *table1.OWN_ETN,
+        *table1_rows.OWN_ETN,
         *table1.RULES,
-        *table1.PUBLIC,
+        *table1_rows.PUBLIC,
         "TTA, mean",
         "TTA, max",
         "annealing",
@@ -123,8 +123,8 @@ def test_every_run_of_the_sampled_rows_of_table1_has_dropout_masks_of_its_own():
     study = Study(device="cpu", datasets=("digits",))
     size = replace(table1.QUICK, runs=4, networks=2)
     known = table1.Settings(study, size, "digits")
-    redrawn = {row.name for row in table1.rows(study, size, "digits") if row.redrawn}
-    assert redrawn == {*table1.RULES, *table1.PUBLIC}
+    redrawn = {row.name for row in table1_rows.rows(study, size, "digits") if row.redrawn}
+    assert redrawn == {*table1.RULES, *table1_rows.PUBLIC}
     seeds = []
 
     def predict(seed, given):
@@ -133,7 +133,7 @@ def test_every_run_of_the_sampled_rows_of_table1_has_dropout_masks_of_its_own():
 
     for again, expected in ((False, [1]), (True, [1, 3])):
         seeds.clear()
-        row = table1.Row("any", 2, {"each": 5}, predict, redrawn=again)
+        row = table1_rows.Row("any", 2, {"each": 5}, predict, redrawn=again)
         assert [entry["seed"] for entry in table1.run(row, 1, known)["each"]] == [1, 3]
         assert seeds == expected
 

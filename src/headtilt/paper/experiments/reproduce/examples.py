@@ -15,7 +15,7 @@ from headtilt.errors import DataError
 from headtilt.geometry.groups import Group, decompose, rotation, scale, shear_x, translate_x, translate_y
 from headtilt.geometry.warp import warp
 from headtilt.paper.data.perturb import draw as draw_transforms
-from headtilt.paper.experiments.reproduce.siscore import Lazy, Variant, images_of, model_spec
+from headtilt.paper.experiments.reproduce.photographs import Lazy, Variant, images_of, model_spec
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, picture, published, tilt
 from headtilt.plot.search import view_evidence
