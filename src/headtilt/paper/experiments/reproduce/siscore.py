@@ -34,7 +34,7 @@ from headtilt.paper.experiments.reproduce.photographs import (
     undone,
 )
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import published, share
+from headtilt.paper.experiments.reproduce.trial import our_tree, share
 from headtilt.presets import accurate
 from headtilt.result import SearchResult
 from headtilt.search.joint import Joint
@@ -152,6 +152,7 @@ NOTES = [
     "that it sees. At a zoom they are that much larger before the cut: a turned view then has no empty corner.",
     "The classifiers are searched as they are, without sampled dropout: MobileNetV2's one layer of it drops four "
     "fifths of the features, and sampling that loses more than the search gains.",
+    "ITS: rotation, then scale ± 1/2, as in the paper's figure; the hypothesis of lowest energy answers.",
     "acc5 is over H0's distribution, acc5_hypotheses over the top-1 labels of the hypotheses.",
     "oracle: the whole image turned back by the true angle, so that the background is turned; upright composite: the "
     "object pasted without its turn. Both are ceilings, not methods, and exist for composed images only.",
@@ -205,12 +206,12 @@ def searching(network: nn.Module, kind: str, variant: Variant, size: Size, paddi
         levels = LEVELS[variant]
         return ITS(network, levels, search=Joint(budget=size.budget), readout="marginal", gate=None, padding=padding)
     if kind.startswith("ITS, "):
-        return published(network, LEVELS[variant], **{**walk, "padding": kind.removeprefix("ITS, ")})
+        return our_tree(network, LEVELS[variant], **{**walk, "padding": kind.removeprefix("ITS, ")})
     if kind == "scale then rotation":
-        return published(network, LEVELS[variant][::-1], **walk)
+        return our_tree(network, LEVELS[variant][::-1], **walk)
     if kind == "rotation by energy":
-        return published(network, [rotation()], **walk, confidence="energy")
-    return published(network, [rotation()], **walk)
+        return our_tree(network, [rotation()], **walk, confidence="energy")
+    return our_tree(network, [rotation()], **walk)
 
 
 def turned(study: Study, size: Size, model: Lazy, row: str) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def turned(study: Study, size: Size, model: Lazy, row: str) -> dict[str, Any]:
     else:
         options: dict[str, Any] = {"samples": size.samples, "hypotheses": size.hypotheses, "padding": adapted.padding}
         robust = (
-            published(adapted.model, [rotation()], **options)
+            our_tree(adapted.model, [rotation()], **options)
             if row == "ITS"
             else fitted_for(study, size, adapted, side, row)
         )
