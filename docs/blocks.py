@@ -158,12 +158,16 @@ def _table1_protocol(paper: dict[str, Any], results: dict[str, Any]) -> str:
             theirs = paper.get(name, {}).get("accuracy", {}).get(method)
             row.append(NOTHING if theirs is None else f"{theirs[0]:.1f} ± {theirs[1]:.1f}")
             for place in ("paper", "paper, notebook networks"):
-                one = results[name].get(place, {}).get(method, {}).get("as_printed", {}).get("accuracy")
-                row.append(NOTHING if one is None else f"{one['mean']:.1f} ± {one['std']:.1f}")
+                one = results[name].get(place, {}).get(method, {}).get("as_printed")
+                row.append(NOTHING if one is None else _spread(one))
         rows.append(row)
     kinds = ("paper", "the zoo's networks", "notebook networks")
     head = ["by the paper's protocol"] + [f"{SETS[name]}, {kind}" for name in sets for kind in kinds]
     return f"### By the paper's protocol\n\n{grid(head, rows)}"
+
+
+def _spread(one: dict[str, Any]) -> str:
+    return f"{one['mean']:.1f}" if one["std"] is None else f"{one['mean']:.1f} ± {one['std']:.1f}"
 
 
 def _table1_choice(unfitted: dict[str, Any]) -> str:

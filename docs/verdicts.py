@@ -176,11 +176,14 @@ def _siscore(report: dict[str, Any]) -> tuple[str, str]:
         if "best_unfitted" not in found:
             continue
         holds.append(found["search_helps"])
-        room = ", ".join(f"{what} {gain:+.1f}" for what, gain in found["ceilings"].items())
-        parts.append(
+        part = (
             f"{name}: on turned objects {found['best_unfitted']} is best, {found['gain_of_best_unfitted']:+.1f} points "
-            f"over the bare model{f'; the ceilings are {room}' if room else ''}"
+            "over the bare model"
         )
+        for what, key in {"the zoom alone gives": "of_the_zoom_alone", "the ceilings are": "ceilings"}.items():
+            if found[key]:
+                part += f"; {what} " + ", ".join(f"{row} {gain:+.1f}" for row, gain in found[key].items())
+        parts.append(part)
     why = ". ".join(parts) + ". Nine objects and other networks than the paper's."
     if not all(holds):
         why += " Where no search helps, the ceilings say how much a right pose could have given."

@@ -13,7 +13,7 @@ from headtilt.errors import DataError
 from headtilt.paper.data.siscore import LABELS
 from headtilt.paper.experiments import reproduce as items
 from headtilt.paper.experiments.reproduce.compose import ANGLES, PLACEMENTS, Placement, compose, paste, turns
-from headtilt.paper.experiments.reproduce.siscore import undone
+from headtilt.paper.experiments.reproduce.photographs import undone
 from headtilt.paper.experiments.reproduce.study import Study, reproduce
 
 COLOURS = {"lemon": (255, 255, 0), "strawberry": (255, 0, 0)}

@@ -257,13 +257,18 @@ def mini_batches(right: Tensor, distance: Tensor | None = None) -> dict[str, Any
     }
 
 
+def filled(images: int) -> list[float]:
+    """Return how full each mini-batch is: by their mean `mini_batches` is below the share of right answers."""
+    whole, rest = divmod(images, BATCH)
+    return [1.0] * whole + [rest / BATCH] * (rest > 0)
+
+
 def expected_spread(mean: float, images: int) -> float:
     """Return the spread that `mini_batches` gives a method of which it printed that mean accuracy in percent.
 
     What the short batch adds, and what chance adds in batches whose images are right independently of one another.
     """
-    whole, rest = divmod(images, BATCH)
-    shares = [1.0] * whole + [rest / BATCH] * (rest > 0)
+    shares = filled(images)
     right = mean / statistics.fmean(shares)
     chance = right * (100 - right) / BATCH
     off = [(share * right - mean) ** 2 + share * chance for share in shares]

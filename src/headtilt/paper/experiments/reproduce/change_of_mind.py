@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headtilt.geometry.groups import invert, rotation, shear_x
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, published, share, tilt
+from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, our_tree, share, tilt
 from headtilt.search.found import LevelTrace
 from headtilt.search.tree import count_labels
 
@@ -102,7 +102,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
 
 def line(study: Study, size: Size, dataset: str, seed: int, shear: float, angles: list[float]) -> list[dict[str, Any]]:
     """Return what happens to both hypotheses at each angle, with one shear for all images."""
-    robust = published(
+    robust = our_tree(
         network(study, dataset, seed),
         [rotation(), shear_x(0.25)],
         hypotheses=2,

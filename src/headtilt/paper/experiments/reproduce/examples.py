@@ -15,9 +15,9 @@ from headtilt.errors import DataError
 from headtilt.geometry.groups import Group, decompose, rotation, scale, shear_x, translate_x, translate_y
 from headtilt.geometry.warp import warp
 from headtilt.paper.data.perturb import draw as draw_transforms
-from headtilt.paper.experiments.reproduce.siscore import Lazy, Variant, images_of, model_spec
+from headtilt.paper.experiments.reproduce.photographs import Lazy, Variant, images_of, model_spec
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, picture, published, tilt
+from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, our_tree, picture, tilt
 from headtilt.plot.search import view_evidence
 from headtilt.result import SearchResult
 from headtilt.search.confidence import Orbit, resolve
@@ -107,7 +107,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
 
 def surface(study: Study, size: Size, dataset: str) -> dict[str, Any]:
     """Return the energy confidence of a turned image over rotation and scale, and where it peaks."""
-    robust = published(network(study, dataset, 0), [rotation(), scale(0.25)], mc_passes=size.passes)
+    robust = our_tree(network(study, dataset, 0), [rotation(), scale(0.25)], mc_passes=size.passes)
     data = draw_images(study, dataset, size.candidates)
     turn = rotation().matrix(torch.tensor(60.0).deg2rad())
     test = tilt(data, turn.expand(len(data), 3, 3), study.device)
@@ -135,7 +135,7 @@ def surface(study: Study, size: Size, dataset: str) -> dict[str, Any]:
 def algorithm(study: Study, size: Size, dataset: str) -> dict[str, Any]:
     """Return a walk with two hypotheses in which the first leader does not win, and the answer is right."""
     levels = (rotation(), scale(0.25), shear_x(0.25))
-    robust = published(network(study, dataset, 0), levels, samples=size.samples, hypotheses=2, mc_passes=size.passes)
+    robust = our_tree(network(study, dataset, 0), levels, samples=size.samples, hypotheses=2, mc_passes=size.passes)
     data = draw_images(study, dataset, size.candidates)
     test = tilt(data, draw_transforms("affine", len(data)), study.device)
     result = robust.search(test.images)
@@ -153,7 +153,7 @@ def photograph(
     """Return a walk with two hypotheses on a composed photograph."""
     adapted = model()
     data, _ = images_of(study, variant, adapted.size, size.photographs)
-    robust = published(adapted.model, levels, samples=size.samples, hypotheses=2, padding=adapted.padding)
+    robust = our_tree(adapted.model, levels, samples=size.samples, hypotheses=2, padding=adapted.padding)
     images, labels = data.floats().to(study.device), data.labels.to(study.device)
     result = robust.search(images)
     names = [name.split(",")[0] for name in adapted.labels] if adapted.labels else list(data.classes)

@@ -12,7 +12,7 @@ from headtilt.its import ITS
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.experiments.methods import ours, searching
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import WORDS, ask, draw_images, network, published, spread, tilt
+from headtilt.paper.experiments.reproduce.trial import WORDS, ask, draw_images, network, our_tree, spread, tilt
 from headtilt.presets import paper3
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def cell(study: Study, size: Size, dataset: str, samples: int, hypotheses: int) 
         transforms = draw_transforms("rotation+scale", len(data), seed=seed)
         test = tilt(data, transforms, study.device)
         levels = [rotation(), scale(0.25)]
-        robust = published(model, levels, samples=samples, hypotheses=hypotheses, mc_passes=size.passes, seed=seed)
+        robust = our_tree(model, levels, samples=samples, hypotheses=hypotheses, mc_passes=size.passes, seed=seed)
         result = robust.search(test.images)
         right = (result.labels == test.labels).float() - (result.bare.argmax(1) == test.labels).float()
         gains.append(100 * float(right.mean()))

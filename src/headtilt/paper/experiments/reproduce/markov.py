@@ -16,7 +16,7 @@ from headtilt.its import ITS
 from headtilt.model.predictor import Predictor
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, published, share, spread, tilt
+from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, our_tree, share, spread, tilt
 from headtilt.presets import affine_levels
 from headtilt.search.found import LevelTrace
 
@@ -99,7 +99,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
 def robust_for(study: Study, size: Size, dataset: str, seed: int, **options: Any) -> ITS:
     """Return ITS³ for a network."""
     model = network(study, dataset, seed)
-    return published(model, affine_levels(), samples=size.samples, mc_passes=size.passes, seed=seed, **options)
+    return our_tree(model, affine_levels(), samples=size.samples, mc_passes=size.passes, seed=seed, **options)
 
 
 def walk(study: Study, size: Size, dataset: str, name: str, seed: int) -> float:

@@ -15,7 +15,7 @@ from headtilt.its import ITS
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.data.perturb import schedules
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, published, share, spread, tilt
+from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, our_tree, share, spread, tilt
 from headtilt.result import SearchResult
 from headtilt.search.found import LevelTrace
 from headtilt.search.tree import count_labels
@@ -137,7 +137,7 @@ def orbit(study: Study, size: Size, dataset: str, seed: int) -> dict[str, float 
     """Return which share of the views along a turn gets the commonest label, and which the right one."""
     data = draw_images(study, dataset, size.images, seed=seed)
     test = tilt(data, torch.eye(3).expand(len(data), 3, 3), study.device)
-    result = published(network(study, dataset, seed), [rotation()], samples=72, confidence="energy").search(test.images)
+    result = our_tree(network(study, dataset, seed), [rotation()], samples=72, confidence="energy").search(test.images)
     (level,) = cast(tuple[LevelTrace, ...], result.trace)
     counts = count_labels(level.labels, result.logits.shape[-1]) / level.labels[0].numel()
     own = counts.gather(1, test.labels[:, None])[:, 0]
@@ -152,7 +152,7 @@ def orbit(study: Study, size: Size, dataset: str, seed: int) -> dict[str, float 
 def searcher(study: Study, size: Size, dataset: str, seed: int, order: Sequence[str], options: dict[str, Any]) -> ITS:
     """Return ITS with the levels in one order."""
     levels = [LEVELS[name] for name in order]
-    return published(network(study, dataset, seed), levels, mc_passes=size.passes, seed=seed, **options)
+    return our_tree(network(study, dataset, seed), levels, mc_passes=size.passes, seed=seed, **options)
 
 
 def fate(result: SearchResult, truth: Tensor) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ from headtilt.paper.data.perturb import TestSet, schedule
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.experiments.methods import fitted
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.table1 import TRAINED
+from headtilt.paper.experiments.reproduce.table1_rows import TRAINED
 from headtilt.paper.experiments.reproduce.trial import (
     QUICK_FITTING,
     QUICK_TRAINING,

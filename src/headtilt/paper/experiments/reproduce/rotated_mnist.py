@@ -22,7 +22,7 @@ from headtilt.paper.experiments.reproduce.trial import (
     ask,
     baseline,
     draw_images,
-    published,
+    our_tree,
     setting,
     tilt,
 )
@@ -121,7 +121,7 @@ def method(study: Study, size: Size, dataset: str, name: str, seed: int) -> Pred
         return classifying(baseline(study, trained[name], dataset, seed, size.training))
     given = setting(study, dataset, seed, [rotation()], size.fitting, size.passes)
     if name == "CNN + ITS":
-        return searching(published(given.model, [rotation()], mc_passes=size.passes, seed=seed))
+        return searching(our_tree(given.model, [rotation()], mc_passes=size.passes, seed=seed))
     return build("vanilla" if name == "CNN" else size.head, given)
 
 

@@ -15,7 +15,7 @@ from headtilt.geometry.groups import rotation, scale, shear_x
 from headtilt.model.predictor import Predictor
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, published, tilt
+from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, our_tree, tilt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +129,7 @@ def searched(
     study: Study, size: Size, dataset: str, device: str, count: int, options: dict[str, int]
 ) -> dict[str, float]:
     """Return the time of a search."""
-    robust = published(
+    robust = our_tree(
         network(study, dataset, 0).to(device),
         LEVELS[: options["depth"]],
         hypotheses=options["hypotheses"],

@@ -6,44 +6,50 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from headtilt.errors import DataError
 from headtilt.geometry.groups import Group, rotation, scale, translate_x, translate_y
-from headtilt.geometry.warp import Padding, centre_crop, warp
+from headtilt.geometry.warp import Padding, centre_crop
 from headtilt.its import ITS
-from headtilt.model.predictor import Predictor
 from headtilt.paper.data import load as load_data
-from headtilt.paper.data import siscore as reader
-from headtilt.paper.data.dataset import Dataset
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.data.perturb import perturb_dataset
 from headtilt.paper.experiments.methods import Setting, fitted
-from headtilt.paper.experiments.reproduce.compose import compose, turns
+from headtilt.paper.experiments.reproduce.compose import turns
+from headtilt.paper.experiments.reproduce.photographs import (
+    BATCH,
+    MODELS,
+    Cropped,
+    Lazy,
+    Variant,
+    accuracies,
+    bare_logits,
+    images_of,
+    model_spec,
+    shown,
+    undone,
+)
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import published, share
+from headtilt.paper.experiments.reproduce.trial import our_tree, share
 from headtilt.presets import accurate
 from headtilt.result import SearchResult
 from headtilt.search.joint import Joint
 from headtilt.sources import Adapted
-from headtilt.sources import registry as door
-from headtilt.sources.fetch import data_folders, find, missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "siscore"
 TITLE = "SI-Score: turned, resized and moved objects on backgrounds"
-Variant = Literal["rotation", "area", "location"]
 LEVELS: dict[Variant, tuple[Group, ...]] = {
     "rotation": (rotation(), scale(0.5)),
     "area": (scale(0.5),),
     "location": (translate_x(0.5), translate_y(0.5)),
 }
-BATCH = 64
 TITLES = {"rotation": "SI-Rotation", "area": "SI-Size", "location": "SI-Location", "imagenet": "turned ImageNet"}
 
 
@@ -74,12 +80,8 @@ PAPER: dict[str, Any] = {
 }
 
 
-MODELS = {
-    "MobileNetV2": "hf:mobilenet_v2_imagenet",
-    "ViT-Ti/16": "hf:vit_tiny_imagenet",
-    "EfficientNet-Lite0": "onnx:efficientnet_lite0_imagenet/model.onnx",
-}
 ZOOMS = {"1": 1.0, "√2": math.sqrt(2), "1.5": 1.5}
+BLACK_BOX_FIT_IMAGES = 300
 CEILINGS = ("oracle", "upright composite")
 QUOTED = ("ViT-B/16 by Chefer et al.", "the fine-tuned ViT-B/16", "EfficientNet-B0", "ConvNeXt-T")
 
@@ -151,6 +153,8 @@ NOTES = [
     "that it sees. At a zoom they are that much larger before the cut: a turned view then has no empty corner.",
     "The classifiers are searched as they are, without sampled dropout: MobileNetV2's one layer of it drops four "
     "fifths of the features, and sampling that loses more than the search gains.",
+    "ITS: rotation, then scale ± 1/2, as in the paper's figure; the hypothesis of lowest energy answers.",
+    f"A classifier that comes as a black box is fitted on at most {BLACK_BOX_FIT_IMAGES} images.",
     "acc5 is over H0's distribution, acc5_hypotheses over the top-1 labels of the hypotheses.",
     "oracle: the whole image turned back by the true angle, so that the background is turned; upright composite: the "
     "object pasted without its turn. Both are ceilings, not methods, and exist for composed images only.",
@@ -172,68 +176,6 @@ def rows(variant: Variant, size: Size) -> list[str]:
     return [name.removesuffix(", zoom 1") if name.startswith(("bare", "oracle")) else name for name in found] + [
         "upright composite"
     ]
-
-
-class Lazy:
-    """A classifier loaded when it is first needed: a run whose units are all done needs none."""
-
-    def __init__(self, spec: str, device: str) -> None:
-        self.spec, self.device = spec, device
-        self._loaded: Adapted | None = None
-
-    def __call__(self) -> Adapted:
-        """Return it."""
-        if self._loaded is None:
-            self._loaded = door.load(self.spec, device=self.device)
-        return self._loaded
-
-
-class Cropped(nn.Module):
-    """A classifier that sees the centre square of larger images: views are turned first, and cut afterwards.
-
-    Args:
-        model: The classifier.
-        side: Of the square.
-    """
-
-    def __init__(self, model: nn.Module, side: int) -> None:
-        super().__init__()
-        self.model, self.side = model, side
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, Y) of images (B, C, H, W)."""
-        logits: Tensor = self.model(centre_crop(images, self.side))
-        return logits
-
-
-def model_spec(study: Study, name: str | None = None) -> str:
-    """Return the spec of a classifier: as it is asked for, or by its name in `MODELS` from the data folders."""
-    name = name or study.model or "MobileNetV2"
-    if name not in MODELS:
-        return name
-    scheme, _, place = MODELS[name].partition(":")
-    places = data_folders(study.folders)
-    path = find([place], places)
-    if path is None:
-        raise missing(name, f"{place} (or give --model)", places)
-    return f"{scheme}:{path}"
-
-
-def shown(name: str) -> str:
-    """Return what reports call a classifier: its name, or what a spec ends in."""
-    return name if name in MODELS else name.rstrip("/").rsplit("/", 1)[-1]
-
-
-def images_of(study: Study, variant: Variant, size: int, limit: int, *, upright: bool = False) -> tuple[Dataset, str]:
-    """Return a variant's images and where they are from: SI-Score's own folder, or composed."""
-    try:
-        found = reader.read(variant, folders=study.folders, size=size, limit=limit), "SI-Score"
-    except DataError:
-        data = compose(variant, folders=study.folders, size=size, limit=limit, upright=upright)
-        return data, "composed from si-score-mini"
-    if upright:
-        raise DataError("SI-Score's own images come with their turn; only composed ones can be had without it.")
-    return found
 
 
 def composed(study: Study, size: Size, model: Lazy, variant: Variant, row: str) -> dict[str, Any]:
@@ -266,19 +208,12 @@ def searching(network: nn.Module, kind: str, variant: Variant, size: Size, paddi
         levels = LEVELS[variant]
         return ITS(network, levels, search=Joint(budget=size.budget), readout="marginal", gate=None, padding=padding)
     if kind.startswith("ITS, "):
-        return published(network, LEVELS[variant], **{**walk, "padding": kind.removeprefix("ITS, ")})
+        return our_tree(network, LEVELS[variant], **{**walk, "padding": kind.removeprefix("ITS, ")})
     if kind == "scale then rotation":
-        return published(network, LEVELS[variant][::-1], **walk)
+        return our_tree(network, LEVELS[variant][::-1], **walk)
     if kind == "rotation by energy":
-        return published(network, [rotation()], **walk, confidence="energy")
-    return published(network, [rotation()], **walk)
-
-
-def undone(images: Tensor, degrees: Tensor, padding: Padding) -> Tensor:
-    """Return images (N, C, H, W) turned back by degrees (N,)."""
-    pose = rotation().matrix(-degrees.double().deg2rad()).float()
-    parts = zip(images.split(BATCH), pose.split(BATCH), strict=True)
-    return torch.cat([warp(part, back, padding=padding) for part, back in parts])
+        return our_tree(network, [rotation()], **walk, confidence="energy")
+    return our_tree(network, [rotation()], **walk)
 
 
 def turned(study: Study, size: Size, model: Lazy, row: str) -> dict[str, Any]:
@@ -294,7 +229,7 @@ def turned(study: Study, size: Size, model: Lazy, row: str) -> dict[str, Any]:
     else:
         options: dict[str, Any] = {"samples": size.samples, "hypotheses": size.hypotheses, "padding": adapted.padding}
         robust = (
-            published(adapted.model, [rotation()], **options)
+            our_tree(adapted.model, [rotation()], **options)
             if row == "ITS"
             else fitted_for(study, size, adapted, side, row)
         )
@@ -303,11 +238,12 @@ def turned(study: Study, size: Size, model: Lazy, row: str) -> dict[str, Any]:
 
 
 def fitted_for(study: Study, size: Size, adapted: Adapted, side: int, name: str) -> ITS:
-    """Return our own method, fitted on unlabelled photographs."""
+    """Return our own method, fitted on unlabelled photographs; a black box, which runs on the CPU, on fewer of them."""
+    limit = size.fit_images if adapted.features is not None else min(size.fit_images, BLACK_BOX_FIT_IMAGES)
     setting = Setting(
         adapted.model,
         (rotation(),),
-        lambda: load_data("imagenet-mini", "fit", folders=study.folders, size=side, limit=size.fit_images).floats(),
+        lambda: load_data("imagenet-mini", "fit", folders=study.folders, size=side, limit=limit).floats(),
         padding=adapted.padding,
         crop=adapted.size,
     )
@@ -329,18 +265,6 @@ def among_hypotheses(result: SearchResult, labels: Tensor) -> Tensor:
     """Return (B,), whether the right label is that of one of the hypotheses."""
     beam = result.hypotheses
     return ((beam.labels.cpu() == labels[:, None]) & beam.active.cpu()).any(1)
-
-
-def bare_logits(model: nn.Module, images: Tensor, device: str) -> Tensor:
-    """Return what the bare model says."""
-    predictor = Predictor(model)
-    return torch.cat([predictor(part.to(device)).logits.cpu() for part in images.split(BATCH)])
-
-
-def accuracies(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return acc@1 and acc@5."""
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    return {"acc1": share(best[:, 0] == labels), "acc5": share((best == labels[:, None]).any(1))}
 
 
 def judge(report: Report) -> dict[str, Any]:

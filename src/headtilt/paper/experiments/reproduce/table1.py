@@ -4,68 +4,42 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from headtilt.calibration.head import thorough
-from headtilt.geometry.groups import invert
-from headtilt.paper.baselines.reference import ReferenceITS
-from headtilt.paper.data.perturb import TestSet, expected_spread, schedule
+from headtilt.paper.data.perturb import TestSet, expected_spread, filled, schedule
 from headtilt.paper.data.perturb import draw as draw_transforms
-from headtilt.paper.experiments.methods import Predict, Prediction, Setting, build
+from headtilt.paper.experiments.methods import Setting, build
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
-from headtilt.paper.experiments.reproduce.trial import (
-    QUICK_FITTING,
-    QUICK_TRAINING,
-    WORDS,
-    Fitting,
-    Training,
-    ask,
-    baseline,
-    canonicalising,
-    draw_images,
-    setting,
-    spread,
-    tilt,
+from headtilt.paper.experiments.reproduce.table1_rows import (
+    FULL,
+    ORIGIN,
+    OURS,
+    QUICK,
+    RULES,
+    TRAINED,
+    UNFITTED,
+    Protocol,
+    Recipe,
+    Row,
+    Size,
+    rows,
 )
-from headtilt.paper.train import NOTEBOOK as NOTEBOOK_RECIPES
+from headtilt.paper.experiments.reproduce.trial import WORDS, ask, draw_images, setting, spread, tilt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
+
+__all__ = ["DATASETS", "FULL", "NAME", "PAPER", "QUICK", "TITLE", "draw", "judge", "measure"]
 
 NAME = "table1"
 TITLE = "Zero-shot affine canonicalisation"
 DATASETS = ("mnist", "fashion-mnist", "gtsrb")
 FIELDS = ("accuracy", "frobenius", "frobenius_batch128", "angle_error_deg")
 PAPER_ROWS = ("CNN", "STN", "STN³", "DTN", "ETN", "ITS³", "ITS⁵")
-TRAINED = {"STN": "stn", "STN³": "icstn", "DTN": "dtn", "ETN": "etn-official"}  # ETN: the official architecture
-# Two more of our own: one without strides finds any angle, trained on it or not; the same, cut open at 0°, does not.
-OWN_ETN = {"ETN, ours": "etn", "ETN, ours, angle cut": "etn-cut"}
-# Rules for the same tree, from those printed to ours; the methods of `headtilt evaluate` that stand for them.
-RULES = {
-    "ITS³": "paper3",
-    "ITS³, by confidence": "paper3-confidence",
-    "ITS³, by energy": "tree3-energy",
-    "ITS³, sum over the tree": "tree3-sum",
-    "ITS⁵": "paper5",
-    "ITS⁵, by confidence": "paper5-confidence",
-    "ITS⁵, by energy": "tree5-energy",
-    "ITS⁵, sum over the tree": "tree5-sum",
-}
-UNFITTED = tuple(name for name in RULES if name.startswith("ITS³"))
-PUBLIC = {"public code, ITS³": 3, "public code, ITS⁵": 5}
-OURS = ("balanced", "head")  # ungated: all images here are tilted, and a gate is for those that are not
-# Who a row's rule is from, for readers.
-ORIGIN = {
-    **dict.fromkeys(("CNN", *TRAINED, "ITS³", "ITS⁵", "ITS³, by confidence", "ITS⁵, by confidence"), "paper"),
-    **dict.fromkeys(PUBLIC, "public code"),
-}
 PAPER_IMAGES = {"mnist": 3991, "fashion-mnist": 5000, "gtsrb": 5000}  # as read off the identity's row
 NOTEBOOK = "notebook networks"
-Recipe = Literal["zoo", "notebook"]
-Protocol = Literal["each", "run", "paper"]
 
 
 def _block(accuracy: str, distance: str) -> dict[str, dict[str, list[float]]]:
@@ -98,165 +72,6 @@ PAPER: dict[str, Any] = {
 AXES = {"accuracy": "accuracy (%)", "frobenius_batch128": "Frobenius distance, batch of 128"}
 
 
-@dataclass(frozen=True)
-class Share:
-    """How much of a data set is used.
-
-    Attributes:
-        images: Test images per run with a transform for each image.
-        run_images: Test images per run with one transform for all of them.
-        paper_images: Test images of a run by the paper's protocol; one such run for each network.
-        public_images: Test images per run for the public code, which runs every pass through the whole network.
-        chosen_images: Validation images by which the unfitted rule is chosen, for each network.
-        passes: Monte-Carlo passes.
-        fewer: By what the images for training and fitting are divided, where their number is limited.
-    """
-
-    images: int
-    run_images: int
-    paper_images: int
-    public_images: int
-    chosen_images: int = 500
-    passes: int = 50
-    fewer: int = 1
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much to do.
-
-    Attributes:
-        runs: Draws of transforms; run r uses network r mod `networks`.
-        networks: Trained networks.
-        trained: Networks of each method that trains its own (STN, STN³, DTN, ETN, augmented).
-        share: Of a data set.
-        shares: Of data sets with another share.
-        training: How baselines are trained.
-        fitting: How our own methods are fitted.
-        head: Which of the methods of `headtilt evaluate` stands for the head.
-        augmented: Whether to retrain with augmentation, which takes many times longer than the network itself.
-    """
-
-    runs: int
-    networks: int
-    trained: int
-    share: Share
-    shares: Mapping[str, Share] = field(default_factory=dict)
-    training: Training = Training()  # noqa: RUF009 - frozen
-    fitting: Fitting = Fitting()  # noqa: RUF009 - frozen
-    head: str = "head-features"
-    augmented: bool = True
-
-
-# A dropout layer sits behind the first convolution of GTSRB's network, so that its passes share next to nothing.
-FULL = Size(
-    25,
-    5,
-    5,
-    Share(1000, 400, 5000, 200),
-    {"mnist": Share(1000, 400, 3991, 200), "gtsrb": Share(100, 40, 392, 20, chosen_images=100)},
-    fitting=Fitting(30_000, replace(thorough(), hidden=512)),
-)
-QUICK = Size(
-    2,
-    1,
-    1,
-    Share(24, 8, 150, 8, chosen_images=16, passes=2),
-    {"gtsrb": Share(6, 2, 8, 2, chosen_images=4, passes=1, fewer=5)},
-    training=QUICK_TRAINING,
-    fitting=QUICK_FITTING,
-    head="fast",
-    augmented=False,
-)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of the table for one data set.
-
-    Attributes:
-        name: What the table calls it.
-        networks: How many networks share the runs.
-        images: Test images per run, by protocol.
-        predict: Makes the method from a seed and that seed's setting.
-        batch: Images per call, where the method must be fed little by little.
-        redrawn: Whether every run draws dropout masks of its own. Masks that all views share favour some classes: with
-            one draw per network its five runs would share their luck.
-        recipe: How its networks are trained.
-    """
-
-    name: str
-    networks: int
-    images: dict[Protocol, int]
-    predict: Callable[[int, Setting], Predict]
-    batch: int | None = None
-    redrawn: bool = False
-    recipe: Recipe = "zoo"
-
-
-def rows(study: Study, size: Size, dataset: str) -> list[Row]:
-    """Return the rows of a data set."""
-    part = size.shares.get(dataset, size.share)
-    images: dict[Protocol, int] = {"each": part.images, "run": part.run_images, "paper": part.paper_images}
-    training = size.training
-    if training.images is not None:
-        training = replace(training, images=training.images // part.fewer)
-
-    def named(method: str) -> Callable[[int, Setting], Predict]:
-        return lambda _, given: build(method, given)
-
-    def trained(method: str) -> Callable[[int, Setting], Predict]:
-        return lambda seed, _: canonicalising(baseline(study, method, dataset, seed, training))
-
-    searched = searches(size, part, images, 128 if study.device.startswith("cuda") else 16)
-    table = [Row("CNN", size.networks, images, named("vanilla"))]
-    table += [Row(name, size.trained, images, trained(method)) for name, method in (TRAINED | OWN_ETN).items()]
-    table += searched
-    if size.augmented:
-        table.append(Row("augmented CNN", size.trained, images, named("augmented")))
-    others = {"TTA, mean": "tta-mean", "TTA, max": "tta-max", "annealing": "anneal", "balanced": "balanced"}
-    table += [
-        Row(name, size.networks, images, named(method)) for name, method in (others | {"head": size.head}).items()
-    ]
-    if dataset in NOTEBOOK_RECIPES:
-        table += [replace(row, recipe="notebook") for row in [table[0], *searched]]
-    return table
-
-
-def searches(size: Size, part: Share, images: dict[Protocol, int], slow: int) -> list[Row]:
-    """Return the rows of the tree and of the public code.
-
-    Args:
-        size: Of the item.
-        part: Of the data set.
-        images: Test images per run, by protocol.
-        slow: Images per call of the public code.
-    """
-
-    def named(method: str) -> Callable[[int, Setting], Predict]:
-        return lambda _, given: build(method, given)
-
-    def public(levels: int) -> Callable[[int, Setting], Predict]:
-        return lambda _, given: public_code(
-            ReferenceITS(given.model, levels=levels, passes=given.mc_passes, seed=given.seed)
-        )
-
-    few: dict[Protocol, int] = {"each": part.public_images, "paper": min(images["paper"], 10 * part.public_images)}
-    table = [Row(name, size.networks, images, named(method), redrawn=True) for name, method in RULES.items()]
-    table += [Row(name, size.networks, few, public(levels), slow, redrawn=True) for name, levels in PUBLIC.items()]
-    return table
-
-
-def public_code(search: ReferenceITS) -> Predict:
-    """Return the method that searches as the paper's public code does."""
-
-    def predict(images: Tensor) -> Prediction:
-        found = search.search(images)
-        return Prediction(found.labels, invert(found.pose), 0)
-
-    return predict
-
-
 def measure(study: Study, size: Size, store: Store) -> Report:
     """Return mean and spread over runs for each data set, protocol and row, and every run."""
     datasets, left_out = study.available(DATASETS)
@@ -280,7 +95,10 @@ def measure(study: Study, size: Size, store: Store) -> Report:
             place = f"{protocol}, {NOTEBOOK}" if NOTEBOOK in rest else protocol
             tables.setdefault(dataset, {}).setdefault(place, {}).setdefault(name, []).extend(entries)
     summary = {
-        dataset: {place: {name: summarise(runs) for name, runs in table.items()} for place, table in places.items()}
+        dataset: {
+            place: {name: summarise(runs, PAPER_IMAGES.get(dataset)) for name, runs in table.items()}
+            for place, table in places.items()
+        }
         for dataset, places in tables.items()
     }
     report = {
@@ -370,24 +188,26 @@ def run(row: Row, seed: int, settings: Settings) -> dict[str, list[dict[str, Any
     return found
 
 
-def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(runs: list[dict[str, Any]], paper_images: int | None = None) -> dict[str, Any]:
     """Return mean and standard deviation over runs of every field, and how many images there were in all.
 
-    `over_networks` is the spread of the networks' mean accuracies. Runs by the paper's protocol have its own figures
-    under "as_printed", each averaged over runs.
+    `over_networks` is the spread of the networks' mean accuracies. Runs by the paper's protocol have an accuracy of its
+    own kind under "as_printed", for a test set of its size; the spread over mini-batches is known where ours has it.
+
+    Args:
+        runs: What `run` returned.
+        paper_images: Images in the paper's test set.
     """
     fields: dict[str, Any] = {name: spread([entry.get(name) for entry in runs]) for name in FIELDS}
     networks: dict[int, list[float]] = {}
     for entry in runs:
         networks.setdefault(entry["network"], []).append(entry["accuracy"])
     fields["over_networks"] = spread([statistics.fmean(values) for values in networks.values()])
-    if "mini_batches" in runs[0]:
-        fields["as_printed"] = {
-            name: {
-                part: statistics.fmean(entry["mini_batches"][name][part] for entry in runs) for part in ("mean", "std")
-            }
-            for name in runs[0]["mini_batches"]
-        }
+    if "mini_batches" in runs[0] and paper_images is not None:
+        whole = all(entry["images"] == paper_images for entry in runs)
+        deviation = statistics.fmean(entry["mini_batches"]["accuracy"]["std"] for entry in runs) if whole else None
+        mean = fields["accuracy"]["mean"] * statistics.fmean(filled(paper_images))
+        fields["as_printed"] = {"mean": mean, "std": deviation}
     return {**fields, "images": sum(entry["images"] for entry in runs)}
 
 
@@ -409,6 +229,8 @@ def notes(size: Size, datasets: list[str]) -> list[str]:
         said.append("Quick: baselines start from the trained network and see few images; do not quote their numbers.")
     if not size.augmented:
         said.append("Quick: no network is retrained with augmentation.")
+    if not size.notebook:
+        said.append("Quick: no network is trained as the authors' notebook does.")
     return said
 
 
@@ -462,7 +284,7 @@ def reaching(places: Mapping[str, Any], printed: float) -> dict[str, Any]:
     """
     place = f"paper, {NOTEBOOK}" if f"paper, {NOTEBOOK}" in places else "paper"
     rules = [*UNFITTED, "public code, ITS³"]
-    apart = {name: places[place][name]["as_printed"]["accuracy"]["mean"] - printed for name in rules}
+    apart = {name: places[place][name]["as_printed"]["mean"] - printed for name in rules}
     rule = min(apart, key=lambda name: abs(apart[name]))
     allowed = places[place][rule]["over_networks"]["std"]
     return {

@@ -136,8 +136,10 @@ def setting(
     )
 
 
-def published(model: nn.Module, levels: Sequence[Group], **options: Any) -> ITS:
-    """Return the search as the paper has it: nothing lies outside an image, and no gate doubts what is found.
+def our_tree(model: nn.Module, levels: Sequence[Group], **options: Any) -> ITS:
+    """Return our tree over the paper's levels: nothing lies outside an image, and no gate doubts what is found.
+
+    Unless the options say otherwise the hypothesis of lowest energy answers; `paper3` has the rule as printed.
 
     Args:
         model: A network.
