@@ -91,5 +91,5 @@ def test_a_folder_or_a_file_of_a_network_needs_no_scheme(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     assert [door.parse(name)[0] for name in ("checkpoint", "net.onnx", "net.pt2")] == ["hf", "onnx", "pt2"]
     for name in ("net.txt", "nosuch.onnx", "a/b/c"):
-        with pytest.raises(ht.OptionError, match="model must be one of hf:NAME, timm:NAME"):
+        with pytest.raises(ht.OptionError, match="model must be one of hf:NAME, hf-zeroshot:NAME, timm:NAME"):
             door.parse(name)

@@ -132,7 +132,9 @@ def _cloud(
         )
     folded = f", all {len(trace.levels)} levels" if len(trace.levels) > 1 else ""
     title = f"{len(at)} views seen{folded}"
-    style_axes(axes, title=title, xlabel=axis, ylabel="confidence", grid="both")
+    # Views are poses: what turns an image back, where its own tilt has the other sign.
+    turned_back = axis.replace("rotation (", "turned back by (")
+    style_axes(axes, title=title, xlabel=turned_back, ylabel="confidence", grid="both")
     natural_ticks(axes, np.sort(at), text, group)
     handles, words = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], words[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
@@ -156,6 +158,7 @@ def _best(axes: Axes, result: SearchResult, index: int, names: Sequence[str] | N
         tilt = decompose(invert(beam.pose[index, slot].double())).describe()
         weight = "bold" if label == answer else "normal"
         say(axes, place + 0.48, -1.08, class_name(names, label, 16), 8.5, weight=weight)
+        tilt = tilt.replace("rotation ", "turned by ")
         for line, part in enumerate([*tilt.split(", "), f"confidence {float(beam.confidence[index, slot]):.3g}"]):
             say(axes, place + 0.48, -1.22 - 0.12 * line, part, 7, FAINT)
     # `imshow` takes the limits over.
