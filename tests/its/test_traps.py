@@ -406,7 +406,6 @@ def test_rotation_does_not_shear_an_image_that_is_not_square():
     refuses(is_a_rotation, in_normalised_coordinates)
 
 
-@pytest.mark.filterwarnings("ignore:images have pixels down to")
 def test_padding_is_black_and_not_grey(images):
     """Zeros after normalisation are the mean colour; the model must see what a black border really looks like."""
     mean, spread = 0.5, 0.25
