@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from headtilt.apps.playground.methods import PACKAGED, Example, digits_stage, own_stage, walking
+from headtilt.apps.playground.methods import PACKAGED, Example, digits_stage, own_stage
 from headtilt.cli import app
 from headtilt.errors import OptionError
 from headtilt.its import ITS
@@ -30,6 +32,7 @@ Image = pytest.importorskip("PIL.Image")
 
 from headtilt.apps.playground.app import FIRST, Play, at_random  # noqa: E402
 from headtilt.apps.playground.page import alert, cards_html, cards_of  # noqa: E402
+from headtilt.plot.style import new_figure  # noqa: E402
 
 UPRIGHT = (0, 1, 0)
 
@@ -70,18 +73,43 @@ def test_the_bundle_that_comes_with_it_reads_tilted_digits():
     assert (robust.search(data.floats()).labels == data.labels).float().mean() > 0.97
 
 
-@pytest.mark.parametrize("method", ["arg-max energy", "balanced energy", "headtilt"])
+@pytest.mark.parametrize("method", ["arg-max energy", "paper's ITS³", "balanced energy", "headtilt"])
 def test_every_method_can_be_looked_inside(play, method):
-    curve, tree = play.look_inside(play.first(), 75, 1.1, 0.1, method)
-    assert f'alt="confidence along the orbit, {method}"' in curve
-    assert f'alt="search tree, {method}"' in tree
-    assert "data:image/png;base64," in tree
+    _, inside = play.show(play.first(), 75, 1.1, 0.1, method)
+    kind = "views seen" if method in ("balanced energy", "headtilt") else "search tree"
+    assert f'alt="{html.escape(f"{kind}, {method}")}"' in inside
+    assert "data:image/png;base64," in inside
 
 
-def test_a_lattice_is_walked_with_the_same_calibrator_and_a_tree_stays_itself(play):
-    fitted, walked = play.stage.methods["headtilt"], play.stage.methods["arg-max energy"]
-    assert walking(fitted).calibrator is fitted.calibrator
-    assert walking(walked) is walked
+def test_each_method_searches_once_and_the_picture_is_of_that_very_search(play, monkeypatch):
+    seen, drawn, example = [], [], play.first()
+    search = ITS.search
+
+    def counted(robust, images):
+        seen.append(search(robust, images))
+        return seen[-1]
+
+    monkeypatch.setattr(ITS, "search", counted)
+    monkeypatch.setattr("headtilt.plot.views", lambda result, *_, **__: drawn.append(result) or new_figure(1, 1))
+    play.show(example, 101, 1, 0, "headtilt")
+    assert len(seen) == len(play.stage.methods)
+    assert drawn[0] is seen[-1]
+    play.show(example, 101, 1, 0, "arg-max energy")
+    assert len(seen) == len(play.stage.methods), "another method to look inside costs nothing"
+
+
+def test_cards_speak_of_turns_in_one_way_and_count_passes(play):
+    found = cards(play, play.first(), 100, 1, 0)
+    degrees = int(re.match(r"turned by \+(\d+)°, turned back by −(\d+)°", found["headtilt"].tilt)[1])
+    assert f"turned back by −{degrees}°" in found["headtilt"].tilt
+    assert abs(degrees - 100) < 25
+    shown, _ = play.show(play.first(), 100, 1, 0, "headtilt")
+    assert "views × 10 passes" in shown
+    upright = cards(play, play.stage.examples[3], *UPRIGHT)["headtilt"].tilt
+    assert "found upright, left as it came" in upright
+    same = [card.colour for card in found.values() if card.label == found["headtilt"].label]
+    assert len(set(same)) == 1
+    assert found["bare model"].colour not in same
 
 
 def test_tilting_turns_clockwise_by_the_slider(play):
@@ -96,15 +124,23 @@ def test_tilting_turns_clockwise_by_the_slider(play):
 def test_a_broken_upload_is_told_and_what_was_there_stays(play, tmp_path):
     before = play.stage.examples[3]
     (tmp_path / "broken.png").write_bytes(b"not an image")
-    after, message, *sliders = play.receive(str(tmp_path / "broken.png"), before)
+    after, message, *_ = play.receive(str(tmp_path / "broken.png"), before, "headtilt")
     assert after is before
     assert 'role="alert"' in message
     assert "broken.png is no image" in message
     assert str(tmp_path) not in message
     Image.new("RGB", (90, 60), "white").save(tmp_path / "fine.png")
-    after, message, *sliders = play.receive(str(tmp_path / "fine.png"), before)
+    after, message, *sliders, _, inside = play.receive(str(tmp_path / "fine.png"), before, "headtilt")
     assert (after.name, after.truth, message, sliders) == ("fine.png", None, "", [0, 1, 0])
     assert after.image.shape == (1, 28, 28)
+    assert "views seen, headtilt" in inside
+
+
+def test_a_photograph_for_a_model_of_digits_comes_with_a_hint(play, tmp_path):
+    Image.new("RGB", (400, 300), "orange").save(tmp_path / "photo.png")
+    after, message, *_ = play.receive(str(tmp_path / "photo.png"), play.stage.examples[0], "headtilt")
+    assert after.name == "photo.png"
+    assert "this looks like a photograph (400×300, in colour)" in message
 
 
 def test_what_comes_from_outside_is_escaped(play):
@@ -246,10 +282,9 @@ def test_an_example_turned_by_120_degrees_is_lost_on_the_bare_model_and_not_on_h
 
 
 def test_the_method_that_is_looked_inside_can_be_changed(page):
-    assert page.locator("#ht-tree img").get_attribute("alt") == "search tree, headtilt"
+    assert page.locator("#ht-tree img").get_attribute("alt") == "views seen, headtilt"
     page.get_by_label("paper's ITS³", exact=True).check()
     until(page, lambda: page.locator("#ht-tree img").get_attribute("alt") == "search tree, paper's ITS³")
-    assert page.locator("#ht-curve img").get_attribute("alt") == "confidence along the orbit, paper's ITS³"
     assert page.locator(".ht-card.chosen h3").inner_text() == "paper's ITS³"
 
 
@@ -278,7 +313,20 @@ def test_a_random_tilt_moves_the_sliders_and_upright_brings_them_back(page):
     assert page.locator("#ht-turn input[type=number]").input_value() == "0"
 
 
-@pytest.mark.parametrize("width", [1400, 400])
+def test_one_click_is_one_computation(page):
+    page.wait_for_timeout(1500)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.locator("#ht-random").click()
+    page.wait_for_timeout(2500)
+    assert sum("/queue/join" in url for url in asked) == 1
+    asked.clear()
+    page.locator("#ht-examples button.thumbnail-item").nth(4).click()
+    page.wait_for_timeout(2500)
+    assert sum("/queue/join" in url for url in asked) == 1
+
+
+@pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_hangs_over_the_edge(page, width):
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_timeout(300)

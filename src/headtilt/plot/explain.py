@@ -16,7 +16,7 @@ from headtilt.plot.style import (
     INK,
     PALE,
     class_name,
-    hue,
+    label_colours,
     natural,
     natural_ticks,
     new_figure,
@@ -72,7 +72,12 @@ def explain(robust: ITS, result: SearchResult, *, names: Sequence[str] | None = 
 
 
 def views(
-    result: SearchResult, index: int = 0, *, names: Sequence[str] | None = None, within: Figure | None = None
+    result: SearchResult,
+    index: int = 0,
+    *,
+    names: Sequence[str] | None = None,
+    first: Sequence[int] = (),
+    within: Figure | None = None,
 ) -> Figure:
     """Return the confidence of every view that a search over the whole group has seen, with the best of each label.
 
@@ -80,6 +85,7 @@ def views(
         result: What `ITS.search` returned, of a search that is no tree.
         index: Which of its images.
         names: Class names, by label.
+        first: Labels that choose their colours first, so that they have the same in all pictures of a page.
         within: The part of a larger figure to draw in; None makes a figure.
     """
     if not -len(result) <= index < len(result):
@@ -94,19 +100,22 @@ def views(
         say(axes, 0.5, 0.5, "The gate kept the model's own answer after a single view: nothing was searched.", 11)
         return figure
     cloud, best = figure.subplots(1, 2, width_ratios=[7.2, 4.8])
-    colours = _cloud(cloud, trace, index, names)
+    colours = _cloud(cloud, trace, index, names, first)
     _best(best, result, index, names, colours)
     return figure
 
 
-def _cloud(axes: Axes, trace: LatticeTrace, index: int, names: Sequence[str] | None) -> dict[int, str]:
+def _cloud(
+    axes: Axes, trace: LatticeTrace, index: int, names: Sequence[str] | None, first: Sequence[int]
+) -> dict[int, str]:
     """Draw the views along the first level, coloured by label, and return the labels' colours."""
     group = trace.levels[0]
     at, axis, text = natural(group, trace.coordinates[index, :, 0])
     confidence, labels = to_numpy(trace.confidence[index]), trace.labels[index].cpu().numpy()
     top = {int(label): float(confidence[labels == label].max()) for label in np.unique(labels)}
     ranked = sorted(top, key=lambda label: -top[label])
-    colours = {label: hue(place) for place, label in enumerate(ranked[:TOLD_APART])}
+    every = label_colours([*first, *ranked[:TOLD_APART]])
+    colours = {label: every[label] for label in ranked[:TOLD_APART]}
     rest = ~np.isin(labels, list(colours))
     if rest.any():
         axes.scatter(at[rest], confidence[rest], s=18, color=PALE, label=f"{len(top) - len(colours)} others", lw=0)
@@ -123,7 +132,9 @@ def _cloud(axes: Axes, trace: LatticeTrace, index: int, names: Sequence[str] | N
         )
     folded = f", all {len(trace.levels)} levels" if len(trace.levels) > 1 else ""
     title = f"{len(at)} views seen{folded}"
-    style_axes(axes, title=title, xlabel=axis, ylabel="confidence", grid="both")
+    # Views are poses: what turns an image back, where its own tilt has the other sign.
+    turned_back = axis.replace("rotation (", "turned back by (")
+    style_axes(axes, title=title, xlabel=turned_back, ylabel="confidence", grid="both")
     natural_ticks(axes, np.sort(at), text, group)
     handles, words = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], words[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
@@ -147,6 +158,7 @@ def _best(axes: Axes, result: SearchResult, index: int, names: Sequence[str] | N
         tilt = decompose(invert(beam.pose[index, slot].double())).describe()
         weight = "bold" if label == answer else "normal"
         say(axes, place + 0.48, -1.08, class_name(names, label, 16), 8.5, weight=weight)
+        tilt = tilt.replace("rotation ", "turned by ")
         for line, part in enumerate([*tilt.split(", "), f"confidence {float(beam.confidence[index, slot]):.3g}"]):
             say(axes, place + 0.48, -1.22 - 0.12 * line, part, 7, FAINT)
     # `imshow` takes the limits over.

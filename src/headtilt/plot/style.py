@@ -90,6 +90,15 @@ def hue(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
+def label_colours(labels: Sequence[int]) -> dict[int, str]:
+    """Return a colour for each label, the same in every picture as long as the palette lasts: the first come first."""
+    found: dict[int, str] = {}
+    for label in dict.fromkeys(labels):
+        free = [colour for colour in PALETTE if colour not in found.values()] or list(PALETTE)
+        found[label] = hue(label) if hue(label) in free else free[0]
+    return found
+
+
 def say(axes: Axes, x: float, y: float, text: str, size: float = 8, color: str = INK, **more: Any) -> None:
     """Write text centred at a point."""
     axes.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": size, "color": color, **more})

@@ -14,7 +14,7 @@ from headtilt.model.predictor import Predictor
 from headtilt.sources import Adapted
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 MOST_IMAGES = 48
 # What other models want: mean and deviation of pixels in 0 … 1.
@@ -110,16 +110,20 @@ def health(predictor: Predictor, images: Tensor) -> Health:
     )
 
 
-def unlike(image: Image, adapted: Adapted) -> str | None:
-    """Return a hint where a picture is plainly not of the kind that a model knows: a photograph for one of digits."""
-    if adapted.channels == 3 or min(image.size) < MUCH_LARGER * adapted.size:
+def unlike(size: tuple[int, int], colours: Tensor, adapted: Adapted) -> str | None:
+    """Return a hint where a picture is plainly not of the kind that a model knows: a photograph for one of digits.
+
+    Args:
+        size: Width and height of the whole picture.
+        colours: (3, h, w), some or all of it.
+        adapted: The model.
+    """
+    if adapted.channels == 3 or min(size) < MUCH_LARGER * adapted.size:
         return None
-    small = image.convert("RGB").resize((32, 32))
-    pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).reshape(-1, 3).float() / 255
-    if float((pixels.amax(1) - pixels.amin(1)).mean()) < COLOURFUL:
+    if float((colours.amax(0) - colours.amin(0)).mean()) < COLOURFUL:
         return None
     return (
-        f"this looks like a photograph ({image.width}×{image.height}, in colour), and {adapted.name} sees "
+        f"this looks like a photograph ({size[0]}×{size[1]}, in colour), and {adapted.name} sees "
         f"{adapted.size}×{adapted.size} pixels in grey: its answer means nothing. Choose a model of photographs."
     )
 

@@ -170,6 +170,17 @@ def _sides(image: Any) -> tuple[int, int]:
     return height, width
 
 
+def size_of(path: Path) -> tuple[int, int]:
+    """Return width and height of an image file as its header says, without decoding it; zeros where it says nothing."""
+    from PIL import Image as Pillow
+
+    try:
+        with Pillow.open(path) as image:
+            return image.size
+    except (OSError, ValueError, Pillow.DecompressionBombError):
+        return 0, 0
+
+
 def upright(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
     """Return an image in RGB, turned upright by its EXIF orientation.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,14 +51,15 @@ class Pretrained(ITS):
             *sources: Paths, bytes of files, PIL images, or arrays; see `headtilt.sources.images.upright`.
         """
         from headtilt.sources.health import unlike
-        from headtilt.sources.images import prepare, upright
+        from headtilt.sources.images import as_seen, cut, prepare, upright
 
         if not sources:
             raise OptionError("read needs at least one path, PIL image, array or bytes of a file.")
-        squares = []
+        squares, coloured = [], replace(self.adapted.square, channels=3)
         for source in sources:
             image = upright(source)
-            if said := unlike(image, self.adapted):
+            colours = as_seen(cut(image, coloured), coloured)
+            if said := unlike(image.size, colours, self.adapted):
                 warnings.warn(said, stacklevel=2)
             squares.append(prepare(image, self.adapted))
         return torch.stack(squares)

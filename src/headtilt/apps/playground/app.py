@@ -6,6 +6,7 @@ import math
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ import torch
 from torch import Tensor
 
 from headtilt import plot
-from headtilt.apps.playground.methods import Example, Stage, walking
-from headtilt.apps.playground.page import CSS, HEADER, alert, cards_html, cards_of, figure_html, picture_of
+from headtilt.apps.playground.methods import Example, Stage
+from headtilt.apps.playground.page import CSS, HEADER, alert, cards_html, cards_of, figure_html, labels_of, picture_of
 from headtilt.errors import DataError, MissingExtraError
 from headtilt.geometry.groups import rotation, scale, shear_x
 from headtilt.geometry.warp import warp
+from headtilt.result import SearchResult
+from headtilt.search.found import LevelTrace
 from headtilt.sources.decoders import Decoders
+from headtilt.sources.health import unlike
+from headtilt.sources.images import size_of
 
 FIRST = 120  # degrees by which the first example is turned
 MOST_PIXELS, MOST_SECONDS = 50_000_000, 10.0  # of an uploaded image
@@ -40,6 +45,8 @@ class Play:
             device = next(adapted.model.parameters(), torch.zeros(1)).device
             blank = torch.zeros(1, adapted.channels, adapted.size, adapted.size, device=device)
             classes = adapted.model(blank).shape[-1]
+        # The last image that was searched: another method to look inside, or a slider let go, costs nothing.
+        self.last: tuple[bytes, dict[str, SearchResult]] | None = None
         self.names = list(adapted.labels or map(str, range(classes)))
 
     def tilted(self, example: Example, degrees: float, factor: float, slant: float) -> Tensor:
@@ -48,24 +55,25 @@ class Play:
         pose = rotation().matrix(turn) @ scale(0.5).matrix(size) @ shear_x(0.5).matrix(lean)
         return warp(example.image[None], pose[None], padding=self.stage.adapted.padding)
 
-    def compare(self, example: Example, degrees: float, factor: float, slant: float, method: str) -> str:
-        """Return the cards of all methods."""
+    def show(self, example: Example, degrees: float, factor: float, slant: float, method: str) -> tuple[str, str]:
+        """Return the cards of all methods, and the very search of one of them: each is computed once."""
         image = self.tilted(example, degrees, factor, slant)
-        results = {name: robust.search(image) for name, robust in self.stage.methods.items()}
-        return cards_html(cards_of(results, self.names, example.truth, self.stage.notes, method))
+        key = image.numpy().tobytes()
+        if self.last is None or self.last[0] != key:
+            self.last = key, {name: robust.search(image) for name, robust in self.stage.methods.items()}
+        results = self.last[1]
+        passes = {name: robust.predictor.passes for name, robust in self.stage.methods.items()}
+        cards = cards_of(results, self.names, example.truth, self.stage.notes, method, passes)
+        return cards_html(cards), self.inside(method, results)
 
-    def look_inside(
-        self, example: Example, degrees: float, factor: float, slant: float, method: str
-    ) -> tuple[str, str]:
-        """Return the orbit's confidence curve and the search tree of one method."""
-        image = self.tilted(example, degrees, factor, slant)
-        walk = walking(self.stage.methods[method])
-        curve = plot.orbit(walk, image[0], names=self.names)
-        grown = plot.tree(walk.search(image), 0, names=self.names)
-        return (
-            figure_html(curve, f"confidence along the orbit, {method}"),
-            figure_html(grown, f"search tree, {method}"),
-        )
+    def inside(self, method: str, results: dict[str, SearchResult]) -> str:
+        """Return a picture of the search that gave a method's card: its tree, or all views with their evidence."""
+        result = results[method]
+        walked = bool(result.trace) and all(isinstance(level, LevelTrace) for level in result.trace)
+        if walked:
+            return figure_html(plot.tree(result, 0, names=self.names), f"search tree, {method}")
+        drawn = plot.views(result, 0, names=self.names, first=labels_of(results))
+        return figure_html(drawn, f"views seen, {method}")
 
     def first(self) -> Example:
         """Return the first example that the bare model gets wrong when it is turned and the last method right."""
@@ -76,21 +84,36 @@ class Play:
                 return example
         return self.stage.examples[0]
 
-    def take(self, number: int) -> tuple[Example, str]:
-        """Return an example, to be tilted as the sliders stand."""
-        return self.stage.examples[number], alert("")
+    def take(self, number: int, degrees: float, factor: float, slant: float, method: str) -> tuple[Any, ...]:
+        """Return an example, tilted as the sliders stand, and what is shown of it."""
+        example = self.stage.examples[number]
+        return example, alert(""), *self.show(example, degrees, factor, slant, method)
 
-    def receive(self, path: str | None, before: Example) -> tuple[Example, str, float, float, float]:
-        """Return an uploaded image; what is none is told, and what was there stays."""
-        if not path:
-            return before, alert(""), 0, 1, 0
-        name = Path(path).name
-        try:
-            image = self.decoders.square_of(Path(path), self.stage.adapted)
-        except DataError as error:
-            said = str(error).replace(path, name)
-            return before, alert(f"{said} Try a PNG or JPEG file."), 0, 1, 0
-        return Example(image, name), alert(""), 0, 1, 0
+    def receive(self, path: str | None, before: Example, method: str) -> tuple[Any, ...]:
+        """Return an uploaded image, upright, and what is shown of it; what is none is told, and what was there stays.
+
+        An image that is plainly not of the kind that the model knows comes with a hint.
+        """
+        said, example = "", before
+        if path:
+            name = Path(path).name
+            try:
+                adapted = self.stage.adapted
+                example = Example(self.decoders.square_of(Path(path), adapted), name)
+                colours = self.decoders.submit(Path(path), replace(adapted.square, channels=3)).result()
+                said = unlike(size_of(Path(path)), colours, adapted) or ""
+            except DataError as error:
+                said = f"{str(error).replace(path, name)} Try a PNG or JPEG file."
+        return example, alert(said), 0, 1, 0, *self.show(example, 0, 1, 0, method)
+
+    def tilt(self, example: Example, method: str) -> tuple[Any, ...]:
+        """Return a random tilt for the sliders, and what is shown under it."""
+        sliders = at_random()
+        return *sliders, *self.show(example, *sliders, method)
+
+    def straighten(self, example: Example, method: str) -> tuple[Any, ...]:
+        """Return the sliders at rest, and what is shown then."""
+        return 0, 1, 0, *self.show(example, 0, 1, 0, method)
 
 
 def at_random() -> tuple[float, float, float]:
@@ -112,20 +135,17 @@ def make_page(stage: Stage) -> Any:
             with gradio.Column(scale=8, min_width=320):
                 cards = gradio.HTML(elem_id="ht-cards")
                 method = gradio.Radio(methods, value=methods[-1], label="Look inside", elem_id="ht-method")
-                curve = gradio.HTML(elem_id="ht-curve")
-                tree = gradio.HTML(elem_id="ht-tree")
+                search = gradio.HTML(elem_id="ht-tree")
         gallery, drop, message, turn, factor, slant, tilt, upright = controls
-        sliders = [turn, factor, slant]
-        held = [example, *sliders, method]
-        changes = [page.load, example.change, method.change, *(slider.change for slider in sliders)]
-        quiet: dict[str, Any] = {"trigger_mode": "always_last", "api_visibility": "private"}
-        gradio.on(changes, play.compare, held, cards, show_progress="hidden", **quiet)
-        gradio.on(changes, play.look_inside, held, [curve, tree], show_progress="minimal", **quiet)
-        fresh, private = [example, message, *sliders], {"show_progress": "hidden", "api_visibility": "private"}
-        gallery.select(_chosen(gradio, play), None, [example, message], **private)
-        drop.upload(play.receive, [drop, example], fresh, **private)
-        tilt.click(at_random, None, sliders, **private)
-        upright.click(lambda: (0, 1, 0), None, sliders, **private)
+        sliders, shown = [turn, factor, slant], [cards, search]
+        # Whatever is done calls one function once: `input` is somebody's hand, and not the sliders that a button moves.
+        last: dict[str, Any] = {"trigger_mode": "always_last", "api_visibility": "private", "show_progress": "hidden"}
+        hands = [page.load, method.input, *(one for slider in sliders for one in (slider.input, slider.release))]
+        gradio.on(hands, play.show, [example, *sliders, method], shown, **last)
+        gallery.select(_chosen(gradio, play), [*sliders, method], [example, message, *shown], **last)
+        drop.upload(play.receive, [drop, example, method], [example, message, *sliders, *shown], **last)
+        tilt.click(play.tilt, [example, method], [*sliders, *shown], **last)
+        upright.click(play.straighten, [example, method], [*sliders, *shown], **last)
     return page
 
 
@@ -159,8 +179,8 @@ def _controls(gradio: Any, stage: Stage) -> tuple[Any, ...]:
 def _chosen(gradio: Any, play: Play) -> Callable[..., Any]:
     """Return what happens when an example is chosen; gradio reads the kind of event from the annotation."""
 
-    def choose(event: Any) -> tuple[Example, str]:
-        return play.take(event.index)
+    def choose(degrees: float, factor: float, slant: float, method: str, event: Any) -> tuple[Any, ...]:
+        return play.take(event.index, degrees, factor, slant, method)
 
     choose.__annotations__["event"] = gradio.SelectData
     return choose

@@ -19,7 +19,7 @@ from headtilt.search.tree import Tree
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
 from headtilt.sources.decoders import Decoders
-from headtilt.sources.images import find
+from headtilt.sources.images import find, square_of
 from headtilt.sources.pretrained import wrapped
 
 DIGITS = "zoo:digits"
@@ -100,8 +100,8 @@ def own_stage(
     methods[name] = wrapped(adapted, bundle=bundle, strict=strict)
     shown = [] if examples is None else _pictures(examples, adapted)
     if not shown:
-        noise = torch.zeros(adapted.channels, adapted.size, adapted.size)
-        shown = digit_examples(adapted) if adapted.channels == 1 and adapted.size == 28 else [Example(noise, "blank")]
+        digits = adapted.channels == 1 and adapted.size == 28
+        shown = digit_examples(adapted) if digits else photographs(adapted)
     return Stage(adapted, methods, shown, NOTES | {"headtilt": "What was fitted for this model: its bundle."})
 
 
@@ -111,13 +111,6 @@ def unfitted(adapted: Adapted) -> dict[str, ITS]:
     drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in adapted.model.modules())
     paper = ITS(adapted.model, padding=adapted.padding, **paper3(10 if drops else 1))
     return {"arg-max energy": energy, "paper's ITS³": paper}
-
-
-def walking(robust: ITS) -> ITS:
-    """Return the search as a walk down a tree, which can be drawn; one that walks already comes back as it is."""
-    if isinstance(robust.plan, Tree):
-        return robust
-    return robust.but(levels=robust.plan.levels, search=Tree(confidence="energy"), readout="incumbent", gate=None)
 
 
 def digit_examples(adapted: Adapted) -> list[Example]:
@@ -131,6 +124,17 @@ def digit_examples(adapted: Adapted) -> list[Example]:
         first = int(((data.labels == label) & right).nonzero()[0])
         found.append(Example(images[first], f"digit {label}", label))
     return found
+
+
+def photographs(adapted: Adapted) -> list[Example]:
+    """Return the two photographs that come with scikit-learn, and squares from their middles."""
+    from sklearn.datasets import load_sample_images
+
+    found = load_sample_images()
+    return [
+        Example(square_of(pixels, adapted), Path(name).stem)
+        for pixels, name in zip(found.images, found.filenames, strict=True)
+    ]
 
 
 def _pictures(folder: Path, adapted: Adapted) -> list[Example]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from headtilt.geometry.groups import decompose
-from headtilt.plot.style import pixels_of
+from headtilt.plot.style import label_colours, pixels_of
 from headtilt.result import SearchResult
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ class Card:
         label: Of its answer.
         score: Probability of it.
         tilt: How it thinks the image was tilted.
-        views: What it cost.
+        views: What it cost: how many views, and passes of each.
         note: What the method is.
         right: Whether the answer is right; None where nobody knows.
         chosen: Whether its search is drawn below.
+        colour: Of its label, the same in every picture.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Card:
     note: str
     right: bool | None = None
     chosen: bool = False
+    passes: int = 1
+    colour: str = "#0072B2"
 
 
 def cards_of(
@@ -54,19 +58,29 @@ def cards_of(
     truth: int | None,
     notes: dict[str, str],
     chosen: str,
+    passes: dict[str, int] | None = None,
 ) -> list[Card]:
-    """Return a card for the bare model and one for each search of the first image."""
+    """Return a card for the bare model and one for each search of the first image.
+
+    Args:
+        results: What each method found.
+        names: Class names, by label.
+        truth: The right label, or None where nobody knows.
+        notes: What each method is.
+        chosen: Whose search is drawn below.
+        passes: Of dropout for each view, by method; 1 where none are named.
+    """
     first = next(iter(results.values()))
     bare = first.bare[0].softmax(dim=-1)
     label = int(bare.argmax())
     right = None if truth is None else label == truth
     note = "The classifier as it is, asked once."
-    found = [Card("bare model", first.images[0], names[label], float(bare[label]), "as it came", 1, note, right)]
+    colours = label_colours(labels_of(results))
+    seen = Card("bare model", first.images[0], names[label], float(bare[label]), "as it came", 1, note, right)
+    found = [replace(seen, colour=colours[label])]
     for name, result in results.items():
         label = int(result.labels[0])
-        tilt = f"undid {decompose(result.perturbation[0].double()).describe()}"
-        if bool(result.gated[0]):
-            tilt = "the gate kept the model's answer"
+        tilt = tilt_words(result)
         found.append(
             Card(
                 name,
@@ -78,9 +92,27 @@ def cards_of(
                 notes.get(name, ""),
                 None if truth is None else label == truth,
                 name == chosen,
+                (passes or {}).get(name, 1),
+                colours[label],
             )
         )
     return found
+
+
+def labels_of(results: dict[str, SearchResult]) -> list[int]:
+    """Return the labels that are answered with, the recommended method's first: those that get a colour."""
+    answers = [int(result.labels[0]) for result in reversed(results.values())]
+    return [*answers, int(next(iter(results.values())).bare[0].argmax())]
+
+
+def tilt_words(result: SearchResult) -> str:
+    """Return how the first image was found tilted and what was undone: "turned by +100°, turned back by −100°"."""
+    parts = decompose(result.perturbation[0].double())
+    degrees = round(math.degrees(float(parts.rotation)))
+    others = [part for part in parts.describe().split(", ") if not part.startswith(("rotation", "upright"))]
+    said = [f"turned by {degrees:+d}°, turned back by {-degrees:+d}°"] if degrees else []
+    words = ", ".join(said + others).replace("-", "−") or "found upright, left as it came"
+    return f"{words}; the gate kept the model's answer" if bool(result.gated[0]) else words
 
 
 def cards_html(cards: Sequence[Card]) -> str:
@@ -94,16 +126,18 @@ def _card(card: Card) -> str:
     label, name = html.escape(card.label), html.escape(card.name)
     size = ' class="long"' if len(card.label) > 7 else ""
     percent = f"{100 * card.score:.0f}"
+    passes = f" × {card.passes} passes" if card.passes > 1 else ""
     classes = f"ht-card {verdict} {'chosen' if card.chosen else ''}"
     return (
         f'<article class="{classes}" data-method="{name}" title="{html.escape(card.note)}">'
         f"<h3>{name}</h3>"
         f'<img src="{data_uri(picture_of(card.image))}" alt="the image as {name} sees it">'
-        f'<p class="ht-answer"><b data-answer{size}>{label}</b> <span class="ht-sign">{sign}</span></p>'
+        f'<p class="ht-answer"><i class="ht-dot" style="background:{card.colour}"></i><b data-answer{size}>{label}</b> '
+        f'<span class="ht-sign">{sign}</span></p>'
         f'<div class="ht-bar" aria-label="{percent} % sure"><i style="width:{percent}%"></i></div>'
         f'<p class="ht-small">{percent} % sure</p>'
         f'<p class="ht-small ht-tilt">{html.escape(card.tilt)}</p>'
-        f'<p class="ht-views"><b>{card.views}</b> view{"" if card.views == 1 else "s"}</p></article>'
+        f'<p class="ht-views"><b>{card.views}</b> view{"" if card.views == 1 else "s"}{passes}</p></article>'
     )
 
 
@@ -177,6 +211,7 @@ footer {display: none !important;}
   display: -webkit-box; -webkit-line-clamp: 2; -webkit-box-orient: vertical; color: var(--body-text-color);}
 .ht-answer b {font-size: 1.5rem; font-weight: 750;}
 .ht-answer b.long {font-size: 1rem;}
+.ht-dot {display: inline-block; width: .62em; height: .62em; border-radius: 50%; margin-right: .4em;}
 .ht-sign {font-weight: 800; font-size: 1.1rem;}
 .right .ht-sign, .right .ht-answer b {color: #00785a;}
 .wrong .ht-sign, .wrong .ht-answer b {color: #b84e00;}
@@ -215,6 +250,5 @@ footer {display: none !important;}
   .ht-tilt {min-height: 0;}
   .ht-figure {padding: 8px;}
   #ht-tree .ht-figure img {width: 680px; max-width: none;}
-  #ht-curve .ht-figure img {width: 520px; max-width: none;}
 }
 """
