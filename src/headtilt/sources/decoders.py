@@ -87,6 +87,7 @@ class Decoders:
         self.waiting: dict[Future[Tensor], float] = {}  # since when
         self._lock, self._closed = Lock(), False
         self._pool: ProcessPool | None = None
+        self._starting: Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +97,8 @@ class Decoders:
 
     def start(self) -> Self:
         """Start the processes while something else is done: the first one imports what all of them need."""
-        Thread(target=self._start, name="decoders", daemon=True).start()
+        self._starting = Thread(target=self._start, name="decoders", daemon=True)
+        self._starting.start()
         return self
 
     def submit(self, source: Any, square: Square) -> Future[Tensor]:
@@ -132,9 +134,10 @@ class Decoders:
         """End all processes, whatever they are doing; whoever still waits is told so."""
         with self._lock:
             pool, self._pool, self._closed = self._pool, None, True
+        if self._starting is not None:
+            self._starting.join()
         if pool is not None:
-            pool.stop()
-            pool.join()
+            _end(pool)
         for future in list(self.waiting):
             _settle(future, lambda: _raise(NoDecoderError("the processes that decode images were ended.")))
 
@@ -204,7 +207,7 @@ class Decoders:
             if pool is None or pool.active:
                 return
             self._pool = None
-        pool.stop()
+        _end(pool)
 
 
 def _context() -> Any:
@@ -250,6 +253,15 @@ def _bound_time(seconds: float) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, hard))
+
+
+def _end(pool: ProcessPool) -> None:
+    """End a pool and its processes."""
+    pool.stop()
+    # Killed first: one that is only just starting would look for locks that are gone, and tell it on stderr.
+    for worker in list(pool._pool_manager.worker_manager.workers.values()):
+        worker.kill()
+    pool.join()
 
 
 def _nothing() -> None:

@@ -45,12 +45,13 @@ class Worker:
             )
         if bundle_fingerprint(run.job.wrapped.bundle) != run.bundle_fingerprint:
             raise DataError(f"the bundle {run.job.wrapped.bundle} here is not the one that the run began with.")
+        self.decoders = Decoders(run.job.decoders)  # end with the process where nobody closes them
 
     def write(self, shards: list[int], done: Callable[[int], None] | None = None) -> None:
         """Write the shards, decoding ahead of the search across their borders."""
         inputs = chain.from_iterable(map(self.run.inputs, shards))
         ahead = AHEAD * self.run.job.batch
-        with Decoders(self.run.job.decoders) as decoders, decoding(inputs, self.adapted, decoders, ahead) as stream:
+        with decoding(inputs, self.adapted, self.decoders, ahead) as stream:
             for shard in shards:
                 rows = list(self._rows(islice(stream, self.run.rows(shard))))
                 write_rows(self.run, shard, rows)
@@ -156,4 +157,6 @@ def here(run: Run, robust: ITS, adapted: Adapted, tell: Tell) -> None:
         finished += run.rows(shard)
         tell("searching", finished, run.count)
 
-    Worker(run, robust, adapted).write(missing, done)
+    worker = Worker(run, robust, adapted)
+    with worker.decoders:
+        worker.write(missing, done)
