@@ -234,3 +234,8 @@ def test_a_folder_that_may_not_be_opened_is_not_passed_over_in_silence(tmp_path,
 
     monkeypatch.setattr(os, "scandir", refuse)
     assert images.find([tmp_path]) == [tmp_path / "a.jpg", closed]
+
+
+def test_a_name_with_a_null_byte_is_said_to_be_none():
+    with pytest.raises(DataError, match="null byte"):
+        images.survey(["a\0.png"])

@@ -138,6 +138,7 @@ class Decoders:
             self._starting.join()
         if pool is not None:
             _end(pool)
+            pool.join()
         for future in list(self.waiting):
             _settle(future, lambda: _raise(NoDecoderError("the processes that decode images were ended.")))
 
@@ -256,12 +257,11 @@ def _bound_time(seconds: float) -> None:
 
 
 def _end(pool: ProcessPool) -> None:
-    """End a pool and its processes."""
+    """Tell a pool to end, and kill its processes; a thread of the pool itself may do so."""
     pool.stop()
     # Killed first: one that is only just starting would look for locks that are gone, and tell it on stderr.
     for worker in list(pool._pool_manager.worker_manager.workers.values()):
         worker.kill()
-    pool.join()
 
 
 def _nothing() -> None:

@@ -60,6 +60,8 @@ def survey(sources: Iterable[str | Path]) -> Survey:
     roots: dict[Path, Path] = {}
     other: dict[Path, None] = {}
     for source in sources:
+        if "\0" in str(source):
+            raise DataError(f"no file can be named {str(source)!r}, with a null byte in it.")
         path = Path(source).expanduser()
         matches = [] if path.exists() else sorted(map(Path, glob(str(path), recursive=True)))
         for match in matches or [path]:
