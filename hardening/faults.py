@@ -339,7 +339,7 @@ def batches(folder: Path) -> Iterator[Stage]:
     source.mkdir(parents=True)
     for number, picture in enumerate(pictures(6)):
         Image.fromarray((picture[0] * 80).byte().numpy()).save(source / f"{number}.png")
-    job = Job(str(source), out, Wrapped("zoo:digits:0"), batch=2, shard_rows=2, threads=1)
+    job = Job(str(source), out, Wrapped("zoo:digits:0"), batch=2, shard_rows=2, decoders=1)
 
     def run() -> Any:
         predict(job)

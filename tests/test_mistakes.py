@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import headtilt as ht
-from headtilt.apps.playground.methods import PACKAGED
 from headtilt.paper.data import load
 from headtilt.sources import Adapted, health, zoo
 from headtilt.sources.pretrained import from_pretrained, wrapped
@@ -110,18 +109,16 @@ def test_a_bundle_of_another_model_is_refused_though_it_has_as_many_classes(tmp_
     fitted.save(tmp_path / "bundle")
     again = from_pretrained("zoo:digits:0", bundle=tmp_path / "bundle")
     assert torch.equal(again(DIGITS), fitted(DIGITS))
-    with pytest.raises(ht.DataError, match=r"was fitted for another model, digits:0: .* headtilt fit"):
+    with pytest.raises(ht.DataError, match="another model"):
         from_pretrained("zoo:digits:1", bundle=tmp_path / "bundle")
 
 
-def test_a_bundle_knows_its_model_in_half_precision_and_an_older_one_asks_nothing(tmp_path):
+def test_a_bundle_knows_its_model_in_half_precision(tmp_path):
     fitted = from_pretrained("zoo:digits:0").fit(FIT, method="balance")
     fitted.save(tmp_path / "bundle")
     adapted = from_pretrained("zoo:digits:0").adapted
     half = Adapted(adapted.model.bfloat16(), None, 28, 28, "auto", "half", 1)
     assert wrapped(half, bundle=tmp_path / "bundle").names is None
-    assert "model" not in ht.ITS.load(PACKAGED, NET).report
-    from_pretrained("zoo:digits:1", bundle=PACKAGED)
 
 
 def test_a_missing_normalisation_is_found_out_and_a_right_one_left_alone():

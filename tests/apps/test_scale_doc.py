@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def page():
     import blocks
     import figures
 
-    return figures.fill(DOC.read_text(encoding="utf-8"), blocks.BLOCKS)
+    return re.sub(r"<!--= [^>]* -->|<!--/-->", "", figures.fill(DOC.read_text(encoding="utf-8"), blocks.BLOCKS))
 
 
 def cells(beginning):

@@ -25,7 +25,7 @@ FENCE = re.compile(
     r"^(<!-- no-run: (?P<why>.+) -->\n+)?^```(?P<info>[^\n`]+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
-SYSTEM = {"curl", "source", "python3"}  # what is no part of this package
+SYSTEM = {"pip", "curl", "source", "python3"}  # what is no part of this package
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_a_bundle_saved_around_wrapped_models_serves_the_plain_one(tmp_path: Pat
     robust.save(tmp_path)
     again = ht.ITS.load(tmp_path, model)
     assert again.predictor.features == robust.predictor.features == ("conv:out", "hidden", "classifier")
-    torch.testing.assert_close(again(images), robust(images).float(), rtol=1e-4, atol=0.3)
+    torch.testing.assert_close(again(images), robust(images).float(), rtol=1e-4, atol=0.6)
 
 
 @pytest.mark.parametrize("method", ["head", "balance"])

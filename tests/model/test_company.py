@@ -130,7 +130,9 @@ def test_finite_groups_are_shown_once_each(preset, levels, count) -> None:
     assert result.views.tolist() == [count] * 5
     assert len(result.trace[0].poses[0].unique(dim=0)) == (count if count == 4 else 8)
     fitted = robust.fit(tiny_images(60), recipe=QUICK, promise=None)
-    assert fitted.search(tiny_images(5)).views.tolist() == [count] * 5
+    views = fitted.search(tiny_images(5)).views
+    assert int(views.max()) <= count  # `fast` looks at likely ones alone
+    assert preset is ht.fast or views.tolist() == [count] * 5
 
 
 @pytest.mark.parametrize("method", ["head", "balance", "prototypes", "neighbours"])

@@ -97,7 +97,7 @@ def test_a_bundle_goes_to_the_hub_and_comes_back_by_its_name(server):
     again = ht.from_pretrained("zoo:digits:0", bundle="me/fitted")
     images = torch.rot90(load("digits", "test").floats()[:8], 1, (-2, -1))
     assert torch.equal(again(images), robust(images))
-    with pytest.raises(DataError, match="was fitted for another model, digits:0"):
+    with pytest.raises(DataError, match="another model"):
         ht.from_pretrained("zoo:digits:1", bundle="me/fitted")
 
 

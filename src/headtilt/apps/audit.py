@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch import Tensor
 
+from headtilt.sources.decoders import Decoders
 from headtilt.apps.rows import squares
 from headtilt.calibration.head import OrbitHead
 from headtilt.errors import DataError, ShapeError
@@ -23,7 +24,6 @@ from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence, floored
 
 if TYPE_CHECKING:
-    from headtilt.sources.decoders import Decoders
 from headtilt.sources.pretrained import Pretrained
 
 TURNS = 4

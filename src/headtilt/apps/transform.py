@@ -29,10 +29,11 @@ class Upright:
         quarters: Whether to turn by the nearest quarter turn alone, which resamples nothing.
         unfitted: Whether to turn images though nothing was fitted: many upright ones will be turned, too.
 
-    Examples:
-        >>> upright = Upright(from_pretrained("hf:NAME", bundle="fitted"))  # doctest: +SKIP
-        >>> pictures = datasets.load_dataset("imagefolder", data_dir="photos")  # doctest: +SKIP
-        >>> pictures = pictures.map(upright, batched=True)  # doctest: +SKIP
+    Usage::
+
+            upright = Upright(from_pretrained("hf:NAME", bundle="fitted"))
+            pictures = datasets.load_dataset("imagefolder", data_dir="photos")
+            pictures = pictures.map(upright, batched=True)
     """
 
     def __init__(

@@ -181,4 +181,6 @@ def resolve(confidence: str | Confidence, width: float | None = None) -> Confide
 
 def is_curvature(confidence: str | Confidence) -> bool:
     """Return whether a measure of that name is a group confidence, whose values differ in scale from group to group."""
-    return isinstance(confidence, str) and confidence in CURVATURES
+    if isinstance(confidence, str):
+        return confidence in CURVATURES
+    return getattr(confidence, "func", confidence) is group

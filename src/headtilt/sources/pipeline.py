@@ -69,9 +69,10 @@ def tilting_pipeline(source: Any, *, bundle: str | os.PathLike[str] | None = Non
         bundle: What was fitted for the model; levels and options come with it.
         **options: Any of `ITS`, such as those of a preset.
 
-    Examples:
-        >>> classify = tilting_pipeline("google/vit-base-patch16-224", bundle="fitted")  # doctest: +SKIP
-        >>> classify("cup.jpg")  # doctest: +SKIP
+    Usage::
+
+            classify = tilting_pipeline("google/vit-base-patch16-224", bundle="fitted")
+            classify("cup.jpg")
     """
     try:
         from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline

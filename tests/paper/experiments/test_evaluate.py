@@ -154,7 +154,7 @@ def test_gates_cost_little_upright_and_fitted_searches_help_when_tilted(report):
     assert methods["balanced"]["accuracy"] > methods["vanilla"]["accuracy"] + 20
     for name in ("balanced", "head", "head-features", "accurate"):
         assert methods[f"{name}+gate"]["upright_accuracy"] >= methods["vanilla"]["upright_accuracy"] - 5
-    assert methods["fast"]["views_per_image"] * 4 == methods["accurate"]["views_per_image"]
+    assert methods["fast"]["views_per_image"] * 4 <= methods["accurate"]["views_per_image"]
 
 
 def test_the_classes_taken_for_one_another_account_for_the_mistakes(report):
