@@ -76,7 +76,7 @@ def reproduce(name: str) -> str:
     if report is None:
         if numbers is not None:
             parts += [numbers(paper, {})]
-        command = f"```{.console .no-run}\n$ headtilt reproduce {name} --device cuda\n```"
+        command = f"```{{.console .no-run}}\n$ headtilt reproduce {name} --device cuda\n```"
         why = "is not stored" if earlier is None else "was written by earlier code, whose rows are not today's"
         note = f'!!! note "{NEVER}"\n    results/{name}.json {why}. This command writes it:'
         return "\n\n".join(part for part in [*parts, note, command] if part)

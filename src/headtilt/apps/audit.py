@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch import Tensor
 
-from headtilt.sources.decoders import Decoders
 from headtilt.apps.rows import squares
 from headtilt.calibration.head import OrbitHead
 from headtilt.errors import DataError, ShapeError
 from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence, floored
+from headtilt.sources.decoders import Decoders
 
 if TYPE_CHECKING:
-from headtilt.sources.pretrained import Pretrained
+    from headtilt.sources.pretrained import Pretrained
 
 TURNS = 4
 # How a source changed its images: the first four turned clockwise, the others mirrored left to right and then turned.

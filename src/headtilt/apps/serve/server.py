@@ -57,8 +57,20 @@ MOST_LABELS = 20  # that a request may ask for
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DECODERS = 2  # processes of each lane; one slow image must not hold up all others
 QUICK_SECONDS, QUICK_PIXELS = 1.0, 2_000_000  # of images that stay in the first lane
+ATTEMPTS = 30  # at a first image, which waits for its process to start
 DOT = b"P5 1 1 255\n\x00"  # an image of one pixel
 AFTERWARDS = 5  # seconds that ending may take once all answers are given or given up
+
+
+def _awake(lane: Decoders, adapted: Adapted) -> None:
+    """Wait until a lane decodes: on a busy machine its processes take longer to start than an image may."""
+    for attempt in range(ATTEMPTS):
+        try:
+            lane.square_of(DOT, adapted)
+            return
+        except OverdueError:
+            if attempt == ATTEMPTS - 1:
+                raise
 
 
 class Service:
@@ -99,7 +111,7 @@ class Service:
         await self._compute(self._rows, [blank])
         # The first image starts the processes.
         for lane in self.lanes:
-            await asyncio.get_running_loop().run_in_executor(self.drawing, lane.square_of, DOT, self.adapted)
+            await asyncio.get_running_loop().run_in_executor(self.drawing, _awake, lane, self.adapted)
         self.warm = True
         try:
             yield
