@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from threading import Thread
 from typing import Any, get_args
 from urllib.parse import urlsplit
@@ -64,13 +64,11 @@ AFTERWARDS = 5  # seconds that ending may take once all answers are given or giv
 
 def _awake(lane: Decoders, adapted: Adapted) -> None:
     """Wait until a lane decodes: on a busy machine its processes take longer to start than an image may."""
-    for attempt in range(ATTEMPTS):
-        try:
+    for _ in range(ATTEMPTS):
+        with suppress(OverdueError):
             lane.square_of(DOT, adapted)
             return
-        except OverdueError:
-            if attempt == ATTEMPTS - 1:
-                raise
+    lane.square_of(DOT, adapted)
 
 
 class Service:
