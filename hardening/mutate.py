@@ -62,6 +62,7 @@ TESTS = (
     "tests/hardening/test_mutants.py",
 )
 PATIENCE = 240  # seconds of computing for one mutant; the tests that reach it take at most some hundred
+CONTROLS = 40  # tests that must pass before the first mutant
 IDLE = 10  # times as long by the clock, on a machine that has other things to do
 SURVIVORS = Path(__file__).parent / "survivors.md"
 FOLDER = ROOT / ".mutants"
@@ -156,16 +157,23 @@ def judge(folder: Path, seconds: float) -> None:
     sys.path.insert(0, "src")
     stats = json.loads(Path("mutmut-stats.json").read_text())
     reached, lasted = stats["tests_by_mangled_function_name"], stats["duration_by_test"]
+    lasted = {test: seconds for test, seconds in lasted.items() if "\\" not in test}  # pytest does not find them again
     os.environ["MUTANT_UNDER_TEST"] = "none"
-    with contextlib.redirect_stdout(None):
-        pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *TESTS])
+    with open(os.devnull, "w", encoding="utf-8") as silent, contextlib.redirect_stdout(silent):
+        collected = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *TESTS])
+    quickest = sorted(lasted, key=lambda test: lasted[test])[:CONTROLS]
+    if collected != 0 or verdict("none", quickest) != "survived":
+        raise SystemExit("the tests fail without any mutant: no verdict would mean anything.")
     found, end = verdicts(folder), time.monotonic() + seconds
     for number, name in enumerate(names):
         if time.monotonic() > end:
             break
         if name in found:
             continue
-        tests = sorted(reached.get(name.rpartition("__mutmut_")[0], ()), key=lambda test: lasted.get(test, 0.0))
+        tests = sorted(
+            (test for test in reached.get(name.rpartition("__mutmut_")[0], ()) if test in lasted),
+            key=lambda test: lasted[test],
+        )
         found[name] = verdict(name, tests) if tests else "untested"
         (folder / "found.json").write_text(json.dumps(found))
         print(f"{number + 1}/{len(names)} {name}: {found[name]}", file=sys.stderr, flush=True)
@@ -187,12 +195,21 @@ def verdict(name: str, tests: list[str]) -> str:
     while time.monotonic() < end:
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
-            hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
-            return "timeout" if hung else "survived" if status == 0 else "killed"
+            return meaning(status)
         time.sleep(0.02)
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     return "timeout"
+
+
+def meaning(status: int) -> str:
+    """Return what the end of a process says of its mutant; raise where the tests were not even found."""
+    if os.WIFSIGNALED(status):
+        return "timeout" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL) else "killed"
+    code = os.waitstatus_to_exitcode(status)
+    if code > 2:  # 1: a test failed; 2: one could not even be imported
+        raise SystemExit(f"pytest left with {code}, which says nothing of a mutant: tests were not found, or it broke.")
+    return "killed" if code else "survived"
 
 
 def explained() -> set[str]:
