@@ -17,7 +17,7 @@ from hardening.mutate import meaning
         (lambda: os._exit(0), "survived"),
         (lambda: os._exit(1), "killed"),
         (lambda: os._exit(2), "killed"),
-        (lambda: os.kill(os.getpid(), signal.SIGABRT), "killed"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed"),
         (lambda: os.kill(os.getpid(), signal.SIGXCPU), "timeout"),
     ],
     ids=["passed", "failed", "not importable", "crashed", "hung"],
