@@ -400,11 +400,18 @@ def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):
     how = Fitter(Predictor(TinyNet()), Joint((ht.rotation(),)), method="keep", readout=readout)
     for truth in (1, 2):
         upright = Evidence(5.0 * torch.eye(3)[truth][None])
-        judged = fitting.Fitting(how, tiny_images(1), [], Seeds(0))._judged(
-            Looks(orbits, torch.tensor([0])), None, upright, upright.logits.softmax(1)
-        )
+        one, looks = fitting.Fitting(how, tiny_images(1), [], Seeds(0)), Looks(orbits, torch.tensor([0]))
+        judged = one._judged(looks, one._told(looks, None), upright, upright.logits.softmax(1))
         assert judged.right.tolist() == [truth == (1 if readout == "incumbent" else 2)]
         assert judged.bare_right.tolist() == [False]
+
+
+def test_what_the_search_says_of_tilted_looks_is_averaged_for_each_image():
+    upright = torch.tensor([False, True, False, False])
+    orbits = Orbits(*(torch.zeros(4),) * 4, upright, upright, upright)
+    values = torch.tensor([[1.0, 0.0], [9.0, 9.0], [0.0, 1.0], [0.5, 0.5]])
+    mean = Looks(orbits, torch.tensor([2, 2, 2, 0])).tilted_mean(values, 4)
+    assert mean.tolist() == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5], [0.0, 0.0]]
 
 
 # --- heads, balances and what they read -------------------------------------------------------------------------------

@@ -16,7 +16,19 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt.calibration.balance import Balance
-from headtilt.calibration.gate import CautiousGate, Gate, Promise, against, exit_for, margin_for, quantile_for, rival
+from headtilt.calibration.gate import (
+    CautiousGate,
+    Gate,
+    Promise,
+    against,
+    exit_for,
+    for_label,
+    for_turning,
+    margin_for,
+    mean_cost,
+    quantile_for,
+    rival,
+)
 from headtilt.calibration.verdict import straight
 from headtilt.model.evidence import Evidence
 from headtilt.paper import data as ht_data
@@ -38,10 +50,7 @@ def leads(count: int, seed: int) -> torch.Tensor:
 
 
 def test_fewer_images_of_the_same_distribution_never_give_a_smaller_margin_on_average():
-    means = [
-        sum(margin_for(leads(count, seed), torch.ones(count), 0.5) for seed in range(200)) / 200
-        for count in (40, 80, 160, 640)
-    ]
+    means = [sum(margin_for(leads(count, seed), 1.0, 0.5) for seed in range(200)) / 200 for count in (40, 80, 160, 640)]
     assert means == sorted(means, reverse=True)
     assert means[0] > means[-1] + 0.5
 
@@ -51,28 +60,44 @@ def test_a_margin_costs_about_what_was_promised_or_less_on_images_to_come(count)
     """Answers are replaced where the lead reaches the margin, and each costs one."""
     future, spent = leads(20_000, 999), []
     for seed in range(60):
-        margin = margin_for(leads(count, seed), torch.ones(count), 0.5)
+        margin = margin_for(leads(count, seed), 1.0, 0.5)
         spent.append(100 * float((future >= margin).double().mean()))
     assert sum(spent) / len(spent) < 0.75
 
 
 def test_what_costs_more_makes_a_larger_margin_and_what_costs_next_to_nothing_is_not_free():
     lead = leads(300, 0) + 6
-    margins = [margin_for(lead, torch.full((300,), cost), 0.5) for cost in (1.0, 0.5, 0.05, -1.0)]
+    margins = [margin_for(lead, cost, 0.5) for cost in (1.0, 0.5, 0.05, -1.0)]
     assert margins == sorted(margins, reverse=True)
     assert margins[0] > margins[1]
     assert margins[2] == margins[3] > 0
 
 
+def test_the_cost_is_that_of_the_images_where_another_class_leads_and_of_those_next_to_it_where_these_are_few():
+    lead = torch.arange(100.0) - 69.5  # thirty lead, of which ten cost nothing
+    cost = torch.where(lead > 20, 0.0, 0.6)
+    assert mean_cost(lead, cost) == pytest.approx(0.6 * 20 / 30)
+    assert mean_cost(lead - 25, cost) == pytest.approx(0.6 * 10 / 20)  # five lead, of a hundred: two times ten count
+    assert mean_cost(lead - 100, torch.ones(100)) == 1.0
+
+
+def test_what_seems_tilted_sooner_gets_another_label_and_what_gets_another_label_is_sooner_turned():
+    lead, tilted = torch.tensor([2.0, 2.0, 2.0, -1.0, -1.0]), torch.tensor([0.0, 4.0, -4.0, 9.0, -4.0])
+    assert for_label(lead, tilted).tolist() == [2.0, 3.0, 1.0, -1.0, -2.0]  # no tilt makes a label that leads nowhere
+    assert for_label(lead, None).tolist() == lead.tolist()
+    assert for_label(lead, torch.full((5,), -math.inf)).tolist() == lead.tolist()
+    assert for_turning(lead, tilted).tolist() == [1.0, 5.0, -3.0, 9.0, -4.0]
+
+
 def test_a_promise_of_nothing_is_an_infinite_margin_and_one_of_everything_is_none():
-    assert margin_for(leads(100, 0), torch.ones(100), 0.0) == math.inf
-    assert margin_for(leads(100, 0), torch.ones(100), 100.0) == 0.0
+    assert margin_for(leads(100, 0), 1.0, 0.0) == math.inf
+    assert margin_for(leads(100, 0), 1.0, 100.0) == -math.inf
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_a_handful_of_images_gives_a_margin_too(count):
-    assert margin_for(leads(count, 0), torch.ones(count), 0.5) >= 0
-    assert margin_for(torch.zeros(count), torch.zeros(count), 0.5) >= 0
+    assert math.isfinite(margin_for(leads(count, 0), 1.0, 0.5))
+    assert margin_for(torch.zeros(count), 0.0, 0.5) == 0
 
 
 @settings(max_examples=30)
@@ -84,7 +109,7 @@ def test_a_handful_of_images_gives_a_margin_too(count):
 def test_a_larger_promise_never_raises_a_threshold(seed, count, points):
     lead = leads(count, seed)
     generator = torch.Generator().manual_seed(seed)
-    cost, harm = torch.rand(count, generator=generator), torch.randint(-1, 2, (count,), generator=generator)
+    cost, harm = float(torch.rand(1, generator=generator)), torch.randint(-1, 2, (count,), generator=generator)
     points = sorted(points)
     for thresholds in (
         [margin_for(lead, cost, value) for value in points],
@@ -190,19 +215,19 @@ def test_labels_and_poses_are_judged_each_by_itself():
     turn = ht.rotation().matrix(torch.tensor(1.0))
     bare = Evidence(torch.tensor([[1.0, 0.0]] * 4))
     answer = torch.tensor([[0.0, 3.0], [0.0, 3.0], [0.0, 0.5], [0.0, 0.5]])
-    tilted = torch.tensor([5.0, -5.0, 5.0, -5.0])
+    tilted = torch.tensor([2.0, -2.0, 2.0, -2.0])
     seen = found(answer, answer)
     seen = type(seen)(**{**seen.__dict__, "posture": Posture(turn.expand(4, 3, 3), tilted, torch.full((4,), 0.5))})
     nobody = torch.zeros(4, dtype=torch.bool)
-    decided = decide(bare, seen, Gate(1.0, turn_at=0.0), "marginal", nobody)
+    decided = decide(bare, seen, Gate(1.5, turn_at=0.0), "marginal", nobody)
     assert decided.kept.tolist() == [False, False, True, True]
     turned = (decided.pose != torch.eye(3)).flatten(1).any(1)
     assert turned.tolist() == [True, False, True, False]
     assert torch.equal(decided.pose[turned], turn.expand(2, 3, 3))
-    stays = decide(bare, seen, Gate(1.0, turn_at=6.0), "marginal", nobody)
+    stays = decide(bare, seen, Gate(1.5, turn_at=6.0), "marginal", nobody)
     assert stays.pose.unique(dim=0).tolist() == [torch.eye(3).tolist()]
     gone = torch.tensor([True, False, False, False])
-    left = decide(bare, seen, Gate(1.0), "marginal", gone)
+    left = decide(bare, seen, Gate(1.5), "marginal", gone)
     assert left.kept.tolist() == [True, False, True, True]
     assert torch.equal(left.pose[0], torch.eye(3))
 
@@ -335,7 +360,7 @@ def test_a_larger_promise_keeps_fewer_answers(fitted, upright, tilted):
     ]
     margins = [robust.gate.margin for robust in gates]
     assert margins == sorted(margins, reverse=True)
-    assert margins[-1] == 0
+    assert margins[-1] == -math.inf
     kept = [int(robust.search(tilted).gated.sum()) for robust in gates]
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] == 0

@@ -20,13 +20,24 @@ from torch import Tensor
 from headtilt.calibration.balance import Balance, fit_balance, fit_map
 from headtilt.calibration.distances import fit_neighbours, fit_prototypes
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES, Fold, Seeds, gather, split
-from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, quantile_for
+from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, mean_cost, quantile_for
 from headtilt.calibration.head import HeadRecipe, OrbitHead, fit_head
 from headtilt.calibration.looks import Looks, floats, gathered, in_half
 from headtilt.calibration.padding import choose_padding
 from headtilt.calibration.proposals import fit_proposals
 from headtilt.calibration.sampler import Sampler, draw_nearly
-from headtilt.calibration.verdict import TURNED, Judged, Straight, joined, only, read, straight, verdict
+from headtilt.calibration.verdict import (
+    TURNED,
+    Judged,
+    Straight,
+    Told,
+    joined,
+    only,
+    read,
+    straight,
+    told_together,
+    verdict,
+)
 from headtilt.errors import DataError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, concatenate
@@ -330,18 +341,26 @@ class Fitting:
         promise = self.fitter.promise or Promise()
         belief = self._belief(sampler, tell)
         pairs = list(zip(self.folds, calibrators, strict=True))
-        cases = joined([self._judged(looks.of(fold.held_out), fitted, upright, belief) for fold, fitted in pairs])
+        judged = []
+        for fold, fitted in pairs:
+            seen = looks.of(fold.held_out)
+            told = self._told(seen, fitted)
+            # Both sides are asked of another look: the bare model above, and the search when it sees the image tilted.
+            # Each sides with itself, so that their sum is fair where one of them alone is not.
+            belief = belief + seen.tilted_mean(told.answer.softmax(1), len(belief)).to(belief)
+            judged.append(self._judged(seen, told, upright, belief))
+        cases = joined(judged)
         those: Straight = only(cases, cases.upright)
         if not self.fitter.sums:
             those = joined([self._searched(sampler, fold.held_out, fitted, belief, tell) for fold, fitted in pairs])
         images = sum(len(fold.held_out) for fold in self.folds)
-        margin = margin_for(those.lead, those.cost, promise.upright, images)
+        margin = margin_for(those.for_label, mean_cost(those.lead, those.cost), promise.upright, images)
         exit_at, turn_at = math.inf, 0.0
         if self.fitter.early_exit:
             exit_at = exit_for(cases.trust[~cases.upright], cases.harm(margin)[~cases.upright], promise.tilted)
         if bool(those.tilted.isfinite().any()):
             turns = those.turned > TURNED
-            turn_at = max(quantile_for(those.tilted.masked_fill(~turns, -math.inf), promise.turned), 0.0)
+            turn_at = max(quantile_for(those.for_turning.masked_fill(~turns, -math.inf), promise.turned), 0.0)
         gate = Gate(margin, exit_at, turn_at)
         return gate, {
             "gate": {
@@ -389,30 +408,32 @@ class Fitting:
             tell("searching upright images", len(some) * (1 + how.plan.most_views))
         return joined(parts)
 
-    def _judged(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence, belief: Tensor) -> Judged:
+    def _told(self, looks: Looks, calibrator: Calibrator | None) -> Told:
         """Return what a calibrator makes of the looks at images that had no part in it."""
-        orbits, parts = looks.orbits, []
-        truth = upright.labels[looks.image]
-        for rows in torch.arange(len(truth), device=truth.device).split(256):
-            seen = orbits.at(rows)
+        parts = []
+        for rows in torch.arange(len(looks.image), device=looks.image.device).split(256):
+            seen = looks.orbits.at(rows)
             evidence = floats(seen.evidence)
             bare, around = evidence.at(slice(None), 0), evidence.at(slice(None), slice(1, None))
             first = as_it_came(calibrator, bare).reshape(len(rows), 1)
             said = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
-            answer = read(said, seen.poses, self.fitter.readout)
-            told, lies = said.upright, None
-            if told is not None:
-                weighed = told[..., 0] + log_weights(seen.poses)
+            lies = None
+            if said.upright is not None:
+                weighed = said.upright[..., 0] + log_weights(seen.poses)
                 lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, weighed)
-            trust = torch.full_like(answer[:, 0], -math.inf) if told is None else told[:, 0, 0]
-            parts.append(
-                Judged(
-                    **vars(straight(bare, answer, lies, belief[looks.image[rows]])),
-                    trust=trust,
-                    right=answer.argmax(1) == truth[rows],
-                    bare_right=bare.labels == truth[rows],
-                    upright=seen.upright,
-                    exact=seen.exact,
-                )
-            )
-        return joined(parts)
+            answer = read(said, seen.poses, self.fitter.readout)
+            trust = torch.full_like(answer[:, 0], -math.inf) if said.upright is None else said.upright[:, 0, 0]
+            parts.append(Told(Evidence(bare.logits), answer, lies, trust))
+        return told_together(parts)
+
+    def _judged(self, looks: Looks, told: Told, upright: Evidence, belief: Tensor) -> Judged:
+        """Return how good that is, by what the model itself says of the images upright."""
+        truth = upright.labels[looks.image]
+        return Judged(
+            **vars(straight(told.bare, told.answer, told.posture, belief[looks.image])),
+            trust=told.trust,
+            right=told.answer.argmax(1) == truth,
+            bare_right=told.bare.labels == truth,
+            upright=looks.orbits.upright,
+            exact=looks.orbits.exact,
+        )

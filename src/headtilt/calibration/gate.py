@@ -3,7 +3,8 @@
 A fitted gate is three numbers, all read from the same head and set without labels from a promise: how sure the head
 must be that an image came upright to let it go after one view (*exit*), by how much the search's answer must beat the
 bare one to replace it (*margin*), and how sure the head must be of a pose to turn an image (*turn*). Labels and poses
-are judged each by itself: an image may keep its label and be turned, or get another label and stay as it is.
+are judged each by itself: an image may keep its label and be turned, or get another label and stay as it is. But each
+is evidence for the other: an image that seems to lie tilted sooner gets another label, and the other way round.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from headtilt.errors import OptionError, is_number
 from headtilt.model.evidence import Evidence, floored
 from headtilt.search.found import Found
 
-LEAST_COST = 0.2  # of replacing an answer: no look at an image is so much better than another that none is lost
+LEAST_COST = 0.25  # of replacing an answer: no look at an image is so much better than another that none is lost
 FEWEST_IN_TAIL = 10
+SURE = 1.645  # standard errors: what nineteen of twenty samples stay below
+TILT_FOR_LABEL, LABEL_FOR_TILT = 0.25, 0.5  # how much of the one's log-odds counts for the other
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,9 @@ class Gate(nn.Module):
     """A fitted or hand-set gate.
 
     Args:
-        margin: Log-odds by which the search's answer must beat the bare model's to replace it.
+        margin: Log-odds by which the search's answer must beat the bare model's to replace it; see `for_label`.
         exit_at: Log-odds of being upright at which an image leaves after one view; infinite for never.
-        turn_at: Log-odds of being tilted above which an image is turned.
+        turn_at: Log-odds of being tilted above which an image is turned; see `for_turning`.
     """
 
     def __init__(self, margin: float, exit_at: float = math.inf, turn_at: float = 0.0) -> None:
@@ -74,7 +77,7 @@ class Gate(nn.Module):
             return torch.zeros_like(root.labels, dtype=torch.bool)
         return root.upright[..., 0] >= self.exit_at
 
-    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:  # noqa: ARG002
+    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:
         """Return for which images (B,) the bare answer stays.
 
         Args:
@@ -82,11 +85,17 @@ class Gate(nn.Module):
             found: What the search found.
             answer: (B, Y), the logits that would be answered with.
         """
-        return against(bare, answer) < self.margin
+        tilted = None if found.posture is None else found.posture.tilted
+        return for_label(against(bare, answer), tilted) < self.margin
 
-    def turns(self, tilted: Tensor) -> Tensor:
-        """Return which images (B,) are turned, by the log-odds (B,) that they came tilted."""
-        return tilted > self.turn_at
+    def turns(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:
+        """Return which images (B,) are turned, of the same arguments, where the head tells how they lie."""
+        lead = against(bare, answer)
+        return (
+            torch.zeros_like(lead, dtype=torch.bool)
+            if found.posture is None
+            else (for_turning(lead, found.posture.tilted) > self.turn_at)
+        )
 
     def extra_repr(self) -> str:
         """Return the three numbers."""
@@ -110,6 +119,25 @@ def rival(bare: Evidence, answer: Tensor) -> tuple[Tensor, Tensor]:
     own = bare.labels[:, None]
     best = answer.scatter(1, own, -math.inf).max(1)
     return best.values - answer.gather(1, own)[:, 0], best.indices
+
+
+def for_label(lead: Tensor, tilted: Tensor | None) -> Tensor:
+    """Return what speaks for another label (n,): its lead in log-odds, and that the image seems to have come tilted.
+
+    Args:
+        lead: (n,), log-odds of the best other class against that of the bare model.
+        tilted: (n,), log-odds that the image came tilted; None, or not finite, where nothing tells.
+    """
+    if tilted is None:
+        return lead
+    both = lead + TILT_FOR_LABEL * tilted
+    # Where no other class leads, no tilt makes one.
+    return torch.where(tilted.isfinite(), torch.where(lead > 0, both, both.minimum(lead)), lead)
+
+
+def for_turning(lead: Tensor, tilted: Tensor) -> Tensor:
+    """Return what speaks for turning images (n,), of the same arguments."""
+    return tilted + LABEL_FOR_TILT * lead.clamp_min(0)
 
 
 class CautiousGate(nn.Module):
@@ -151,9 +179,9 @@ class CautiousGate(nn.Module):
         # Logits that are all alike know nothing of any pose.
         return (score < self.margin) | (spread <= 1e-6)
 
-    def turns(self, tilted: Tensor) -> Tensor:
+    def turns(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:  # noqa: ARG002
         """Return that images (B,) are turned where their answer is replaced, and not by a pose of their own."""
-        return torch.ones_like(tilted, dtype=torch.bool)
+        return torch.ones_like(bare.labels, dtype=torch.bool)
 
 
 def checked_gate(gate: object) -> Gate | CautiousGate | None:
@@ -167,35 +195,46 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     return cast(Gate | None, gate)
 
 
-def margin_for(lead: Tensor, cost: Tensor, points: float, images: int | None = None) -> float:
+def margin_for(scores: Tensor, cost: float, points: float, images: int | None = None) -> float:
     """Return the smallest margin under which replacing answers should cost at most `points` of upright accuracy.
 
     A promise of half a point is about few images in a thousand, and there may be a hundred: what the very worst of them
-    say is chance. So the leads of some images that come next to being replaced, three times as many as may be, are
+    say is chance. So the scores of some images that come next to being replaced, three times as many as may be, are
     taken for an exponential tail, and its upper confidence bound for its length: few images make a gate careful.
 
     Args:
-        lead: (n,), log-odds of the best rival against the bare answer, of upright images that had no part in the fit.
-        cost: (n,), what replacing each answer by that rival is expected to cost, between −1 and 1.
+        scores: (n,), what speaks for another label, of upright images that had no part in the fit; see `for_label`.
+        cost: What replacing an answer is expected to cost; of an answer no more than one can be lost.
         points: The promise.
         images: How many images these are looks at, where that is not `n`: two looks at one image tell little more.
     """
     if not points:
         return math.inf
-    count = len(lead)
+    count = len(scores)
     alike = max(count / (images or count), 1)
-    order = lead.argsort(descending=True)
-    ordered = lead.double()[order]
-    likely = order[: math.ceil(2 * math.sqrt(count))]
-    allowed = points / 100 * count / max(float(cost.double()[likely].mean()), LEAST_COST)  # images, at their mean cost
+    ordered = scores.double().sort(descending=True).values
+    allowed = points / 100 * count / min(max(cost, LEAST_COST), 1)  # images
     tail = min(max(math.ceil(3 * allowed), math.ceil(alike * FEWEST_IN_TAIL)), count - 1)
     if allowed >= tail:
-        return 0.0
+        return -math.inf
     if not allowed:  # a promise too small for a float
         return math.inf
     start = float(ordered[tail])
-    length = float((ordered[:tail] - start).mean()) * (1 + math.sqrt(alike / tail))
-    return max(start + length * math.log(tail / allowed), 0.0)
+    length = float((ordered[:tail] - start).mean()) * (1 + SURE * math.sqrt(alike / tail))
+    return start + length * math.log(tail / allowed)
+
+
+def mean_cost(lead: Tensor, cost: Tensor) -> float:
+    """Return what replacing an answer costs on average, by the images where another class leads, or nearly does.
+
+    Those next to the margin alone would tell too little: they are few, and the cost hardly depends on the lead.
+
+    Args:
+        lead: (n,), log-odds of the best other class against that of the bare model.
+        cost: (n,), what replacing each answer is expected to cost.
+    """
+    count = max(int((lead > 0).sum()), math.ceil(2 * math.sqrt(len(lead))))
+    return float(cost.double()[lead.argsort(descending=True)[:count]].mean())
 
 
 def quantile_for(scores: Tensor, points: float) -> float:

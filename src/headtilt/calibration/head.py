@@ -27,7 +27,8 @@ from headtilt.search.joint import log_weights
 FEWEST_STEPS, MOST_STEPS = 500, 8000
 TRUST = 0.5
 FARTHEST = 10  # deviations from the mean that a head takes seriously
-DROPOUT, WEIGHT_DECAY = (0.3, 0.5), (0.1, 0.2)  # of a head that scores classes, and of one that scores views
+WEIGHT_DECAY = (0.1, 0.2)  # of a head that scores classes, and of one that scores views
+DROPOUT = (0.3, 0.5)  # of a head that has seen more images than it reads numbers, and of one that learns by heart
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class OrbitHead(InSingle):
         source: "features" or "logits".
         hidden: Width of the hidden layers.
         per_class: Whether it scores classes or views.
+        dropout: Share of what each layer reads that is hidden from it while it is trained.
     """
 
     bias: Tensor
@@ -98,7 +100,15 @@ class OrbitHead(InSingle):
     deviation: Tensor
 
     def __init__(
-        self, bias: Tensor, mean: Tensor, deviation: Tensor, *, source: str, hidden: int, per_class: bool
+        self,
+        bias: Tensor,
+        mean: Tensor,
+        deviation: Tensor,
+        *,
+        source: str,
+        hidden: int,
+        per_class: bool,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.source = source
@@ -109,15 +119,15 @@ class OrbitHead(InSingle):
         self.prior = nn.Parameter(mean.new_zeros(()))
         self.trust = nn.Parameter(mean.new_full((), TRUST))
         self.proposals: Proposals | None = None
-        outputs, drop = len(bias) if per_class else 1, DROPOUT[0 if per_class else 1]
+        outputs = len(bias) if per_class else 1
         self.network = nn.Sequential(
-            SeededDropout(drop),
+            SeededDropout(dropout),
             linear(len(mean), hidden),
             nn.GELU(),
-            SeededDropout(drop),
+            SeededDropout(dropout),
             linear(hidden, hidden),
             nn.GELU(),
-            SeededDropout(drop),
+            SeededDropout(dropout),
             linear(hidden, outputs + 1),
         ).to(mean)
 
@@ -165,7 +175,10 @@ def fit_head(
     per_class = len(targets) >= FEWEST_PER_CLASS * recipe.looks * len(bias)
     generator = torch.Generator(inputs.device).manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
     mean, deviation = moments(inputs)
-    head = OrbitHead(bias.to(mean), mean, deviation, source=source, hidden=recipe.hidden, per_class=per_class)
+    dropout = DROPOUT[0 if per_class and len(targets) >= len(mean) * recipe.looks else 1]
+    head = OrbitHead(
+        bias.to(mean), mean, deviation, source=source, hidden=recipe.hidden, per_class=per_class, dropout=dropout
+    )
     seed_layers(head.network, generator)
     head.train()
     steps = recipe.steps(len(targets))

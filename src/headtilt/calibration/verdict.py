@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from headtilt.calibration.gate import Gate, rival
+from headtilt.calibration.gate import Gate, for_label, for_turning, rival
 from headtilt.geometry.groups import decompose
-from headtilt.model.evidence import Evidence
+from headtilt.model.evidence import Evidence, concatenate
 from headtilt.search.found import Posture
 from headtilt.search.joint import log_weights
 
@@ -36,6 +36,16 @@ class Straight:
     tilted: Tensor
     turned: Tensor
 
+    @property
+    def for_label(self) -> Tensor:
+        """What speaks for another label (n,)."""
+        return for_label(self.lead, self.tilted)
+
+    @property
+    def for_turning(self) -> Tensor:
+        """What speaks for turning the image (n,)."""
+        return for_turning(self.lead, self.tilted)
+
 
 def straight(bare: Evidence, answer: Tensor, posture: Posture | None, belief: Tensor) -> Straight:
     """Return what a search made of upright images.
@@ -44,7 +54,7 @@ def straight(bare: Evidence, answer: Tensor, posture: Posture | None, belief: Te
         bare: What the bare model says of them.
         answer: (n, Y), what the search answers.
         posture: How it thinks that they lie; None where no head tells.
-        belief: (n, Y), how probable each class is by another look.
+        belief: (n, Y), how probable each class is by other looks.
     """
     lead, other_label = rival(bare, answer)
     own, other = (belief.gather(1, labels[:, None])[:, 0] for labels in (bare.labels, other_label))
@@ -77,11 +87,41 @@ class Judged(Straight):
 
     def kept(self, margin: float) -> Tensor:
         """Return which bare answers (n,) stay."""
-        return self.lead.clamp_min(0) < margin
+        return self.for_label < margin
 
     def harm(self, margin: float) -> Tensor:
         """Return (n,) 1 where leaving early would lose what the gated search has, −1 where it would save it."""
         return self.gated(margin).long() - self.bare_right.long()
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a search without a gate makes of images under some tilt, or none.
+
+    Attributes:
+        bare: What the bare model says of them as they came.
+        answer: (n, Y), what the search answers.
+        posture: How it thinks that they lie; None where no head tells.
+        trust: (n,), log-odds that the image came upright.
+    """
+
+    bare: Evidence
+    answer: Tensor
+    posture: Posture | None
+    trust: Tensor
+
+
+def told_together(parts: Sequence[Told]) -> Told:
+    """Return several parts as one."""
+    lies = [part.posture for part in parts if part.posture is not None]
+    return Told(
+        concatenate([part.bare for part in parts]),
+        torch.cat([part.answer for part in parts]),
+        Posture(*(torch.cat(column) for column in zip(*(vars(one).values() for one in lies), strict=True)))
+        if lies
+        else None,
+        torch.cat([part.trust for part in parts]),
+    )
 
 
 Cases = TypeVar("Cases", bound=Straight)
@@ -116,8 +156,8 @@ def verdict(gate: Gate, straight: Straight, cases: Judged) -> dict[str, Any]:
     return {
         "tilted": agreement(tilted & ~cases.exact),
         "turned exactly": agreement(tilted & cases.exact),
-        "upright answers replaced": share((straight.lead > 0) & (straight.lead >= gate.margin)),
-        "upright images turned": share((straight.tilted > gate.turn_at) & (straight.turned > TURNED)),
+        "upright answers replaced": share((straight.lead > 0) & (straight.for_label >= gate.margin)),
+        "upright images turned": share((straight.for_turning > gate.turn_at) & (straight.turned > TURNED)),
         "tilted answers kept by the gate": share(kept[tilted]),
     }
 

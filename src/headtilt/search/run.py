@@ -115,8 +115,8 @@ def decide(bare: Evidence, found: Found, gate: Judge | None, readout: str, early
         turned, confidence = ~kept, torch.full_like(found.marginal[:, 0], float("nan"))
     else:
         pose, confidence = posture.pose, posture.confidence
-        turns = getattr(gate, "turns", lambda tilted: tilted > 0)  # a gate of one's own may leave poses alone
-        turned = turns(posture.tilted) & ~early
+        turns = getattr(gate, "turns", None)  # a gate of one's own may leave poses alone
+        turned = (posture.tilted > 0 if turns is None else turns(bare, found, answer)) & ~early
     identity = torch.eye(3, dtype=pose.dtype, device=pose.device)
     return Answer(
         logits=torch.where(kept[:, None], bare.logits.to(answer), answer),
