@@ -102,7 +102,6 @@ STAGES = (
     "choosing a padding",
     "looking at tilted images",
     "fitting the head",
-    "looking once more",
     "searching upright images",
     "fitted",
 )

@@ -279,7 +279,6 @@ def test_progress_names_its_stages_in_order():
         "choosing a padding",
         "looking at tilted images",
         "fitting the head",
-        "looking once more",
         "fitted",
     ]
     tiny(readout="incumbent").fit(tiny_images(70), recipe=QUICK, progress=lambda *args: told.append(args[0]))
@@ -375,11 +374,21 @@ def test_no_image_is_judged_by_a_fit_that_it_had_a_part_in(method, monkeypatch):
 
 def test_without_a_promise_there_is_nothing_to_judge_and_one_fit_is_enough(monkeypatch):
     fits, inner = [], fitting.fit_head
-    monkeypatch.setattr(fitting, "fit_head", lambda *args: fits.append(len(args[1])) or inner(*args))
+    monkeypatch.setattr(fitting, "fit_head", lambda *args, **named: fits.append(len(args[1])) or inner(*args, **named))
     tiny().fit(tiny_images(60), recipe=QUICK, promise=None)
     assert fits == [60]
     tiny().fit(tiny_images(60), recipe=QUICK)
     assert fits == [60, *[45] * 4, 60]
+
+
+def test_all_heads_of_one_fit_are_of_one_kind(monkeypatch):
+    """Of a hundred images a fold fits on 75, too few to score four classes; the last head, of all, does as they do."""
+    heads, inner = [], fitting.fit_head
+    monkeypatch.setattr(fitting, "fit_head", lambda *args, **named: heads.append(inner(*args, **named)) or heads[-1])
+    for count, scores in ((100, 1), (112, 4)):
+        heads.clear()
+        tiny().fit(tiny_images(count), recipe=QUICK)
+        assert [(len(head.bias), head.network[-1].out_features - 1) for head in heads] == [(4, scores)] * 5
 
 
 @pytest.mark.parametrize(
@@ -401,17 +410,9 @@ def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):
     for truth in (1, 2):
         upright = Evidence(5.0 * torch.eye(3)[truth][None])
         one, looks = fitting.Fitting(how, tiny_images(1), [], Seeds(0)), Looks(orbits, torch.tensor([0]))
-        judged = one._judged(looks, one._told(looks, None), upright, upright.logits.softmax(1))
+        judged = one._judged(looks, None, upright)
         assert judged.right.tolist() == [truth == (1 if readout == "incumbent" else 2)]
         assert judged.bare_right.tolist() == [False]
-
-
-def test_what_the_search_says_of_tilted_looks_is_averaged_for_each_image():
-    upright = torch.tensor([False, True, False, False])
-    orbits = Orbits(*(torch.zeros(4),) * 4, upright, upright, upright)
-    values = torch.tensor([[1.0, 0.0], [9.0, 9.0], [0.0, 1.0], [0.5, 0.5]])
-    mean = Looks(orbits, torch.tensor([2, 2, 2, 0])).tilted_mean(values, 4)
-    assert mean.tolist() == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5], [0.0, 0.0]]
 
 
 # --- heads, balances and what they read -------------------------------------------------------------------------------

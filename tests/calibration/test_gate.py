@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,11 +26,10 @@ from headtilt.calibration.gate import (
     for_label,
     for_turning,
     margin_for,
-    mean_cost,
     quantile_for,
     rival,
 )
-from headtilt.calibration.verdict import straight
+from headtilt.calibration.verdict import Judged, price, straight
 from headtilt.model.evidence import Evidence
 from headtilt.paper import data as ht_data
 from headtilt.paper.data.perturb import draw, perturb_dataset
@@ -73,12 +73,19 @@ def test_what_costs_more_makes_a_larger_margin_and_what_costs_next_to_nothing_is
     assert margins[2] == margins[3] > 0
 
 
-def test_the_cost_is_that_of_the_images_where_another_class_leads_and_of_those_next_to_it_where_these_are_few():
-    lead = torch.arange(100.0) - 69.5  # thirty lead, of which ten cost nothing
-    cost = torch.where(lead > 20, 0.0, 0.6)
-    assert mean_cost(lead, cost) == pytest.approx(0.6 * 20 / 30)
-    assert mean_cost(lead - 25, cost) == pytest.approx(0.6 * 10 / 20)  # five lead, of a hundred: two times ten count
-    assert mean_cost(lead - 100, torch.ones(100)) == 1.0
+def test_the_cost_of_a_change_is_told_by_images_that_are_nearly_upright_and_judged_differently():
+    """Of ten such images the bare model is right on six and the search on two; five more speak for the bare model."""
+    yes, no = torch.ones(20, dtype=torch.bool), torch.zeros(20, dtype=torch.bool)
+    lead = torch.where(torch.arange(20) < 10, 1.0, -1.0)
+    cases = Judged(lead, lead, lead, lead, torch.arange(20) >= 8, torch.arange(20) < 6, yes, no)
+    assert price(cases) == pytest.approx(((6 - 2 + 5) / (10 + 5)) ** 2)
+    assert (
+        price(replace(cases, exact=yes))
+        == price(replace(cases, upright=no))
+        == price(replace(cases, lead=-lead.abs()))
+        == 1.0
+    )
+    assert price(replace(cases, right=yes, bare_right=no)) == 0.0
 
 
 def test_what_seems_tilted_sooner_gets_another_label_and_what_gets_another_label_is_sooner_turned():
@@ -172,9 +179,7 @@ def test_log_odds_are_those_of_the_best_class_against_the_bare_one():
     bare = Evidence(torch.eye(3)[:2])
     answer = torch.tensor([[1.0, 6.0, 2.0], [0.5, 3.0, 1.0]])
     assert against(bare, answer).tolist() == [5.0, 0.0]
-    lead, which = rival(bare, answer)
-    assert lead.tolist() == [5.0, -2.0]
-    assert which.tolist() == [1, 2]
+    assert rival(bare, answer).tolist() == [5.0, -2.0]
 
 
 def test_a_plain_gate_compares_log_odds_of_the_answer_with_its_margin():
@@ -199,9 +204,7 @@ def test_the_gate_judges_the_answer_that_is_given(readout):
         decided = decide(bare, seen, Gate(margin), readout, torch.tensor([False]))
         assert decided.logits.argmax(1).tolist() == [answered]
         assert decided.kept.tolist() == [answered == 0]
-    judged = straight(bare, read_out(seen, readout)[0], None, torch.tensor([[0.2, 0.3, 0.5]]))
-    assert judged.lead.tolist() == [lead]
-    assert judged.cost.tolist() == pytest.approx([0.2 - (0.3 if label == 1 else 0.5)])
+    assert straight(bare, read_out(seen, readout)[0], None).lead.tolist() == [lead]
 
 
 def test_an_image_leaves_early_where_the_head_is_sure_enough_that_it_is_upright():

@@ -36,7 +36,7 @@ class Seeds:
         seed: Any whole number of at most 64 bits.
     """
 
-    NAMES = ("images", "held out", "folds", "padding", "tilts", "head", "belief", "proposals")
+    NAMES = ("images", "held out", "folds", "padding", "tilts", "head", "proposals")
 
     def __init__(self, seed: int) -> None:
         self.entropy = seed % 2**64

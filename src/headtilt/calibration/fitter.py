@@ -20,24 +20,13 @@ from torch import Tensor
 from headtilt.calibration.balance import Balance, fit_balance, fit_map
 from headtilt.calibration.distances import fit_neighbours, fit_prototypes
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES, Fold, Seeds, gather, split
-from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, mean_cost, quantile_for
+from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, quantile_for
 from headtilt.calibration.head import HeadRecipe, OrbitHead, fit_head
 from headtilt.calibration.looks import Looks, floats, gathered, in_half
 from headtilt.calibration.padding import choose_padding
 from headtilt.calibration.proposals import fit_proposals
-from headtilt.calibration.sampler import Sampler, draw_nearly
-from headtilt.calibration.verdict import (
-    TURNED,
-    Judged,
-    Straight,
-    Told,
-    joined,
-    only,
-    read,
-    straight,
-    told_together,
-    verdict,
-)
+from headtilt.calibration.sampler import Sampler
+from headtilt.calibration.verdict import TURNED, Judged, Straight, joined, only, price, read, straight, verdict
 from headtilt.errors import DataError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, concatenate
@@ -53,7 +42,6 @@ METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
 MOST_KEPT = {"cpu": 2**28, "cuda": 2**32}  # numbers of evidence kept at once, in half precision
-SECOND_LOOK = 3.0  # times as far from upright as *nearly*: there a model's doubts show, and its answers still hold
 
 
 @dataclass(frozen=True)
@@ -159,7 +147,7 @@ class Fitter:
             "upright": images,
             "padding": 5 * min(PADDING_IMAGES, len(folds[0].train)) if self.padding == "auto" else 0,
             "looks": images * self.recipe.looks * (self.views_each + 1) if self.method != "keep" or judged else 0,
-            "gate": judged * (1 + (0 if self.sums else 1 + self.plan.most_views)),
+            "gate": 0 if self.sums else judged * (1 + self.plan.most_views),
         }
 
     @property
@@ -314,6 +302,7 @@ class Fitting:
             how.recipe,
             seed,
             lambda done, steps: tell.at("fitting the head", number * total + total * done // max(steps, 1)),
+            images=min(len(fold.train) for fold in self.folds),
         )
 
     def _proposes(self, calibrator: Calibrator | None, looks: Looks | None) -> bool:
@@ -339,22 +328,14 @@ class Fitting:
     ) -> tuple[Gate, dict[str, Any]]:
         """Return the gate that keeps the promise, and what the images that had no part in each fit say of it."""
         promise = self.fitter.promise or Promise()
-        belief = self._belief(sampler, tell)
         pairs = list(zip(self.folds, calibrators, strict=True))
-        judged = []
-        for fold, fitted in pairs:
-            seen = looks.of(fold.held_out)
-            told = self._told(seen, fitted)
-            # Both sides are asked of another look: the bare model above, and the search when it sees the image tilted.
-            # Each sides with itself, so that their sum is fair where one of them alone is not.
-            belief = belief + seen.tilted_mean(told.answer.softmax(1), len(belief)).to(belief)
-            judged.append(self._judged(seen, told, upright, belief))
-        cases = joined(judged)
+        cases = joined([self._judged(looks.of(fold.held_out), fitted, upright) for fold, fitted in pairs])
         those: Straight = only(cases, cases.upright)
         if not self.fitter.sums:
-            those = joined([self._searched(sampler, fold.held_out, fitted, belief, tell) for fold, fitted in pairs])
+            those = joined([self._searched(sampler, fold.held_out, fitted, tell) for fold, fitted in pairs])
         images = sum(len(fold.held_out) for fold in self.folds)
-        margin = margin_for(those.for_label, mean_cost(those.lead, those.cost), promise.upright, images)
+        cost = price(cases)
+        margin = margin_for(those.for_label, cost, promise.upright, images)
         exit_at, turn_at = math.inf, 0.0
         if self.fitter.early_exit:
             exit_at = exit_for(cases.trust[~cases.upright], cases.harm(margin)[~cases.upright], promise.tilted)
@@ -368,6 +349,7 @@ class Fitting:
                 "promise_tilted": promise.tilted,
                 "promise_turned": promise.turned,
                 "held_out": images,
+                "cost": cost,
                 "margin": gate.margin,
                 "exit_at": gate.exit_at,
                 "turn_at": gate.turn_at,
@@ -375,65 +357,43 @@ class Fitting:
             "verdict": verdict(gate, those, cases),
         }
 
-    def _belief(self, sampler: Sampler, tell: Ticker) -> Tensor:
-        """Return how probable each class is by a second look (n, Y), for all images that tell the gate.
-
-        The image as it came would side with the bare answer, whose source it is, and condemn every change; so would
-        one next to it.
-        """
-        draws, size = self.seeds.numbers("belief"), max(self.images.shape[-2:])
-        bare, parts = self.fitter.predictor.with_features(None), []
-        judges = torch.cat([fold.held_out for fold in self.folds]).cpu()
-        for rows in judges.split(256):
-            moved = sampler.moved(self.images[rows], draw_nearly(len(rows), size, draws, SECOND_LOOK))
-            parts.append(bare(moved).logits.softmax(1))
-            tell("looking once more", len(rows))
-        said = torch.cat(parts)
-        belief = said.new_zeros(len(self.images), said.shape[1])
-        belief[judges.to(said.device)] = said
-        return belief
-
-    def _searched(
-        self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, belief: Tensor, tell: Ticker
-    ) -> Straight:
+    def _searched(self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, tell: Ticker) -> Straight:
         """Return what the search makes of upright images."""
         how = self.fitter
         searcher = Searcher(how.predictor, how.plan, calibrator, None, how.readout, sampler.padding, how.interpolation)
         parts = []
         for some in rows.cpu().split(128):
             images = sampler.seen(self.images[some])
-            bare, second = how.predictor(images), belief[some.to(belief.device)]
+            bare = how.predictor(images)
             for part, answer in searcher.blocks(images, bare):
-                parts.append(straight(bare.at(part), answer.logits, answer.found.posture, second[part]))
+                parts.append(straight(bare.at(part), answer.logits, answer.found.posture))
             tell("searching upright images", len(some) * (1 + how.plan.most_views))
         return joined(parts)
 
-    def _told(self, looks: Looks, calibrator: Calibrator | None) -> Told:
+    def _judged(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence) -> Judged:
         """Return what a calibrator makes of the looks at images that had no part in it."""
-        parts = []
-        for rows in torch.arange(len(looks.image), device=looks.image.device).split(256):
-            seen = looks.orbits.at(rows)
+        orbits, parts = looks.orbits, []
+        truth = upright.labels[looks.image]
+        for rows in torch.arange(len(truth), device=truth.device).split(256):
+            seen = orbits.at(rows)
             evidence = floats(seen.evidence)
             bare, around = evidence.at(slice(None), 0), evidence.at(slice(None), slice(1, None))
             first = as_it_came(calibrator, bare).reshape(len(rows), 1)
             said = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
-            lies = None
-            if said.upright is not None:
-                weighed = said.upright[..., 0] + log_weights(seen.poses)
-                lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, weighed)
             answer = read(said, seen.poses, self.fitter.readout)
-            trust = torch.full_like(answer[:, 0], -math.inf) if said.upright is None else said.upright[:, 0, 0]
-            parts.append(Told(Evidence(bare.logits), answer, lies, trust))
-        return told_together(parts)
-
-    def _judged(self, looks: Looks, told: Told, upright: Evidence, belief: Tensor) -> Judged:
-        """Return how good that is, by what the model itself says of the images upright."""
-        truth = upright.labels[looks.image]
-        return Judged(
-            **vars(straight(told.bare, told.answer, told.posture, belief[looks.image])),
-            trust=told.trust,
-            right=told.answer.argmax(1) == truth,
-            bare_right=told.bare.labels == truth,
-            upright=looks.orbits.upright,
-            exact=looks.orbits.exact,
-        )
+            told, lies = said.upright, None
+            if told is not None:
+                weighed = told[..., 0] + log_weights(seen.poses)
+                lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, weighed)
+            trust = torch.full_like(answer[:, 0], -math.inf) if told is None else told[:, 0, 0]
+            parts.append(
+                Judged(
+                    **vars(straight(bare, answer, lies)),
+                    trust=trust,
+                    right=answer.argmax(1) == truth[rows],
+                    bare_right=bare.labels == truth[rows],
+                    upright=seen.upright,
+                    exact=seen.exact,
+                )
+            )
+        return joined(parts)

@@ -20,7 +20,7 @@ from headtilt.errors import OptionError, is_number
 from headtilt.model.evidence import Evidence, floored
 from headtilt.search.found import Found
 
-LEAST_COST = 0.25  # of replacing an answer: no look at an image is so much better than another that none is lost
+LEAST_COST = 0.1  # of replacing an answer: no look at an image is so much better than another that none is lost
 FEWEST_IN_TAIL = 10
 SURE = 1.645  # standard errors: what nineteen of twenty samples stay below
 TILT_FOR_LABEL, LABEL_FOR_TILT = 0.25, 0.5  # how much of the one's log-odds counts for the other
@@ -114,11 +114,10 @@ def against(bare: Evidence, answer: Tensor) -> Tensor:
     return answer.amax(1) - answer.gather(1, bare.labels[:, None])[:, 0]
 
 
-def rival(bare: Evidence, answer: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-odds (B,) of the best other class against that of the bare model, and which (B,) it is."""
+def rival(bare: Evidence, answer: Tensor) -> Tensor:
+    """Return the log-odds (B,) of the best other class against that of the bare model."""
     own = bare.labels[:, None]
-    best = answer.scatter(1, own, -math.inf).max(1)
-    return best.values - answer.gather(1, own)[:, 0], best.indices
+    return answer.scatter(1, own, -math.inf).amax(1) - answer.gather(1, own)[:, 0]
 
 
 def for_label(lead: Tensor, tilted: Tensor | None) -> Tensor:
@@ -204,7 +203,7 @@ def margin_for(scores: Tensor, cost: float, points: float, images: int | None = 
 
     Args:
         scores: (n,), what speaks for another label, of upright images that had no part in the fit; see `for_label`.
-        cost: What replacing an answer is expected to cost; of an answer no more than one can be lost.
+        cost: What replacing an answer is expected to cost, from 0 to 1; see `price`.
         points: The promise.
         images: How many images these are looks at, where that is not `n`: two looks at one image tell little more.
     """
@@ -213,7 +212,7 @@ def margin_for(scores: Tensor, cost: float, points: float, images: int | None = 
     count = len(scores)
     alike = max(count / (images or count), 1)
     ordered = scores.double().sort(descending=True).values
-    allowed = points / 100 * count / min(max(cost, LEAST_COST), 1)  # images
+    allowed = points / 100 * count / max(cost, LEAST_COST)  # images
     tail = min(max(math.ceil(3 * allowed), math.ceil(alike * FEWEST_IN_TAIL)), count - 1)
     if allowed >= tail:
         return -math.inf
@@ -222,19 +221,6 @@ def margin_for(scores: Tensor, cost: float, points: float, images: int | None = 
     start = float(ordered[tail])
     length = float((ordered[:tail] - start).mean()) * (1 + SURE * math.sqrt(alike / tail))
     return start + length * math.log(tail / allowed)
-
-
-def mean_cost(lead: Tensor, cost: Tensor) -> float:
-    """Return what replacing an answer costs on average, by the images where another class leads, or nearly does.
-
-    Those next to the margin alone would tell too little: they are few, and the cost hardly depends on the lead.
-
-    Args:
-        lead: (n,), log-odds of the best other class against that of the bare model.
-        cost: (n,), what replacing each answer is expected to cost.
-    """
-    count = max(int((lead > 0).sum()), math.ceil(2 * math.sqrt(len(lead))))
-    return float(cost.double()[lead.argsort(descending=True)[:count]].mean())
 
 
 def quantile_for(scores: Tensor, points: float) -> float:

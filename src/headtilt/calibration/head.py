@@ -156,6 +156,7 @@ def fit_head(
     recipe: HeadRecipe,
     seed: np.random.SeedSequence,
     progress: Callable[[int, int], None] | None = None,
+    images: int | None = None,
 ) -> OrbitHead:
     """Return a head trained with the orbit-marginal likelihood; the same seed gives the same head.
 
@@ -166,16 +167,18 @@ def fit_head(
         recipe: See `HeadRecipe`.
         seed: Seeds initial weights, dropout and batches.
         progress: Called with (steps done, steps in all).
+        images: By how many images its kind is chosen, where these are not all: the heads of one fit are of one kind.
     """
     evidence = orbits.evidence
+    images = len(targets) // recipe.looks if images is None else images
     source = recipe.source if recipe.source != "auto" else "features" if evidence.features is not None else "logits"
     inputs = floored(evidence.logits) if source == "logits" else evidence.features
     if inputs is None:
         raise OptionError("source='features' needs a model whose features can be read; use source='logits'.")
-    per_class = len(targets) >= FEWEST_PER_CLASS * recipe.looks * len(bias)
+    per_class = images >= FEWEST_PER_CLASS * len(bias)
     generator = torch.Generator(inputs.device).manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
     mean, deviation = moments(inputs)
-    dropout = DROPOUT[0 if per_class and len(targets) >= len(mean) * recipe.looks else 1]
+    dropout = DROPOUT[0 if per_class and images >= len(mean) else 1]
     head = OrbitHead(
         bias.to(mean), mean, deviation, source=source, hidden=recipe.hidden, per_class=per_class, dropout=dropout
     )

@@ -34,15 +34,6 @@ class Looks:
         rows[place.flip(0)] = torch.arange(len(place), device=place.device).flip(0)
         return self._at(rows)
 
-    def tilted_mean(self, values: Tensor, images: int) -> Tensor:
-        """Return for each of so many images the mean (images, …) of `values` (n · looks, …) over its tilted looks.
-
-        It is zero for images without any.
-        """
-        rows = (~self.orbits.upright).nonzero()[:, 0]
-        total = values.new_zeros(images, *values.shape[1:]).index_add_(0, self.image[rows], values[rows])
-        return total / torch.bincount(self.image[rows], minlength=images).clamp_min(1)[:, None]
-
     def _at(self, rows: Tensor) -> Looks:
         return Looks(self.orbits.at(rows), self.image[rows])
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from headtilt.calibration.gate import Gate, for_label, for_turning, rival
 from headtilt.geometry.groups import decompose
-from headtilt.model.evidence import Evidence, concatenate
+from headtilt.model.evidence import Evidence
 from headtilt.search.found import Posture
 from headtilt.search.joint import log_weights
 
 TURNED = 10.0  # degrees by which an upright image must not be turned
+BEFOREHAND = 5
 KEPT_NEARLY_ALL = 90.0  # per cent of tilted answers: a gate that keeps more has next to no effect
 
 
@@ -26,13 +27,11 @@ class Straight:
 
     Attributes:
         lead: (n,), log-odds of the best rival against the bare answer.
-        cost: (n,), what that rival in place of the bare answer is expected to cost.
         tilted: (n,), log-odds that the image came tilted; −∞ where no head tells.
         turned: (n,), by how many degrees it would be turned.
     """
 
     lead: Tensor
-    cost: Tensor
     tilted: Tensor
     turned: Tensor
 
@@ -47,20 +46,18 @@ class Straight:
         return for_turning(self.lead, self.tilted)
 
 
-def straight(bare: Evidence, answer: Tensor, posture: Posture | None, belief: Tensor) -> Straight:
+def straight(bare: Evidence, answer: Tensor, posture: Posture | None) -> Straight:
     """Return what a search made of upright images.
 
     Args:
         bare: What the bare model says of them.
         answer: (n, Y), what the search answers.
         posture: How it thinks that they lie; None where no head tells.
-        belief: (n, Y), how probable each class is by other looks.
     """
-    lead, other_label = rival(bare, answer)
-    own, other = (belief.gather(1, labels[:, None])[:, 0] for labels in (bare.labels, other_label))
-    none = torch.full_like(own, -math.inf)
-    angle = none if posture is None else decompose(posture.pose.double()).rotation.abs().rad2deg().to(own)
-    return Straight(lead, own - other, none if posture is None else posture.tilted, angle)
+    lead = rival(bare, answer)
+    none = torch.full_like(lead, -math.inf)
+    angle = none if posture is None else decompose(posture.pose.double()).rotation.abs().rad2deg().to(lead)
+    return Straight(lead, none if posture is None else posture.tilted, angle)
 
 
 @dataclass(frozen=True)
@@ -94,36 +91,6 @@ class Judged(Straight):
         return self.gated(margin).long() - self.bare_right.long()
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a search without a gate makes of images under some tilt, or none.
-
-    Attributes:
-        bare: What the bare model says of them as they came.
-        answer: (n, Y), what the search answers.
-        posture: How it thinks that they lie; None where no head tells.
-        trust: (n,), log-odds that the image came upright.
-    """
-
-    bare: Evidence
-    answer: Tensor
-    posture: Posture | None
-    trust: Tensor
-
-
-def told_together(parts: Sequence[Told]) -> Told:
-    """Return several parts as one."""
-    lies = [part.posture for part in parts if part.posture is not None]
-    return Told(
-        concatenate([part.bare for part in parts]),
-        torch.cat([part.answer for part in parts]),
-        Posture(*(torch.cat(column) for column in zip(*(vars(one).values() for one in lies), strict=True)))
-        if lies
-        else None,
-        torch.cat([part.trust for part in parts]),
-    )
-
-
 Cases = TypeVar("Cases", bound=Straight)
 
 
@@ -136,6 +103,19 @@ def joined(cases: Sequence[Cases]) -> Cases:
 def only(cases: Cases, rows: Tensor) -> Cases:
     """Return the cases at `rows`."""
     return type(cases)(*(getattr(cases, part.name)[rows] for part in fields(cases)))
+
+
+def price(cases: Judged) -> float:
+    """Return what replacing an upright answer is expected to cost, from 0 to 1, told without a label.
+
+    Images that are nearly upright tell: where the search and the bare model differ there, whose answer does the model
+    give to the same image upright? That answer is as far from the truth as the answers next to it are from that one,
+    so what is seen of the one step, by how much the bare answer is right more often, is taken twice. A few images that
+    speak for the bare answer are counted in beforehand: where few differ, a change is dear.
+    """
+    differ = cases.upright & ~cases.exact & (cases.lead > 0)
+    ahead = int(cases.bare_right[differ].sum()) - int(cases.right[differ].sum())
+    return max((ahead + BEFOREHAND) / (int(differ.sum()) + BEFOREHAND), 0.0) ** 2
 
 
 def verdict(gate: Gate, straight: Straight, cases: Judged) -> dict[str, Any]:
