@@ -25,6 +25,7 @@ ROOMS = [
     "result",
     "calibration",
     "io",
+    "cost",
     "estimator",
     "its",
     "presets",

@@ -78,13 +78,13 @@ def accurate(levels: Sequence[Group] | None = None) -> dict[str, Any]:
 
 
 def fast(levels: Sequence[Group] | None = None) -> dict[str, Any]:
-    """Return the search for few views: a quarter of `accurate`'s at most, fewer still with a fitted gate.
+    """Return the search for few views: 12 at most, or 14 over one level, and fewer with a fitted gate.
 
     Once fitted it looks where the head guesses that the image lies. Until then it looks at a coarse lattice.
     """
     options = accurate(levels)
-    lattice = options["search"].budget
-    return {**options, "search": Joint(budget=lattice // 4, lattice=lattice)}
+    budget = 14 if len(options["levels"]) == 1 else 12  # a photograph gives less away of how it lies
+    return {**options, "search": Joint(budget=budget, lattice=options["search"].budget)}
 
 
 def documents() -> dict[str, Any]:

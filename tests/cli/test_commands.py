@@ -197,6 +197,7 @@ COMMANDS = [
     "audit",
     "canonicalise",
     "classify",
+    "cost",
     "doctor",
     "evaluate",
     "explain",

@@ -1,0 +1,72 @@
+"""The command that says what a search costs on this machine, and what other budgets would: ``cost``."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from headtilt.cli.app import Device, Seed, app, progress
+from headtilt.cli.options import Bundle, Files, Labels, Size, Spec, opened_model
+from headtilt.errors import OptionError, one_of
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt cost photos/ --model hf:google/vit-base-patch16-224 --bundle fitted --picture cost.png\n\n"
+    "[dim]$[/dim] headtilt cost scans/ --model onnx:net.onnx --bundle fitted --budget 8 --budget 16 --json"
+)
+def cost(
+    files: Files,
+    model: Spec,
+    bundle: Bundle = None,
+    images: Annotated[int, typer.Option(min=2, help="Most images to look at, chosen at random.")] = 32,
+    budget: Annotated[
+        list[int] | None, typer.Option(min=1, help="Most views per image to try; some by default.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture to write, .png or .svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    size: Size = None,
+    labels: Labels = None,
+) -> None:
+    """Say how many views and milliseconds upright and tilted images take here, and what other budgets would be worth.
+
+    Give upright images; they are tilted at random. No labels are needed.
+    """
+    import torch
+
+    from headtilt import plot
+    from headtilt.apps.rows import squares
+    from headtilt.cost import costs
+    from headtilt.sources.decoders import Decoders
+    from headtilt.sources.images import survey
+
+    if picture is not None:
+        one_of("picture", picture.suffix.lower(), (".png", ".svg"))
+        plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
+    paths = survey(files).paths
+    robust = opened_model(model, bundle, None, None, size, device, labels=labels)
+    mixed = random.Random(seed).sample(paths, len(paths))
+    with Decoders() as decoders:
+        read = (square for _, square in squares(mixed, robust.adapted, 16, decoders))
+        found = list(islice((square for square in read if isinstance(square, torch.Tensor)), images))
+    if len(found) < 2:
+        raise OptionError(f"files must hold at least two images that can be read; {len(found)} of {len(paths)} could.")
+    with progress(silent=True) as tell:
+        told = costs(robust, torch.stack(found), budgets=budget, seed=seed, progress=tell)
+    if as_json:
+        sys.stdout.write(json.dumps(told.as_dict(), indent=1) + "\n")
+    else:
+        sys.stdout.write(f"{told}\n")
+    if picture is not None:
+        written = plot.save(plot.cost(told.as_dict()), picture)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]wrote[/dim] {escape(str(written))}")
