@@ -177,3 +177,7 @@ class TestBeforeAfter:
     def test_too_few_true_labels_are_an_error(self, result):
         with pytest.raises(ht.OptionError, match="truth must hold a label for each of the 3 images shown; got 2"):
             plot.before_after(result, truth=[1, 2])
+
+    def test_a_long_name_goes_on_two_lines_and_keeps_the_word_that_matters(self, result):
+        axes = plot.before_after(result, names=["speed limit 100 for all trucks"] * 5).axes[0]
+        assert texts(axes).count("speed limit\n100 for all…") == 6

@@ -134,7 +134,9 @@ def _cloud(
     colours = {label: every[label] for label in ranked if label in every}
     rest = ~np.isin(labels, list(colours))
     if rest.any():
-        axes.scatter(at[rest], confidence[rest], s=18, color=PALE, label=f"{len(top) - len(colours)} others", lw=0)
+        others = len(top) - len(colours)
+        word = f"{others} other{'s' if others > 1 else ''}"
+        axes.scatter(at[rest], confidence[rest], s=18, color=PALE, label=word, lw=0)
     for label in reversed(list(colours)):
         here = labels == label
         axes.scatter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OTHERS = "others"
+LINE = 14  # letters below a thumbnail
 
 
 def orbit(
@@ -193,13 +195,15 @@ def before_after(
     if true is not None and len(true) < count:
         raise OptionError(f"truth must hold a label for each of the {count} images shown; got {len(true)}.")
     width, height = thumb_size(result)
-    pitch, drop, left = max(width, 0.8) + 0.18, height + 0.8, 1.05
-    figure, axes = canvas(left + count * pitch, drop + height + 0.4, 0.9, within)
+    pitch, drop, left = max(width, 0.8) + 0.18, height + 0.83, 1.05
+    figure, axes = canvas(left + count * pitch, drop + height + 0.45, 0.9, within)
     turns = decompose(result.pose[:count].double()).rotation.rad2deg().tolist()
     rows = (
         ("input", result.images, result.bare.argmax(1).tolist()),
         ("canonical", result.canonical(), result.labels.tolist()),
     )
+    lengths = [len(class_name(names, answer)) for _, _, answers in rows for answer in answers[:count]]
+    size = 9 if max(lengths, default=0) < LINE else 7.5
     for row, (word, images, answers) in enumerate(rows):
         top, low, pixels = -0.05 - row * drop, -0.05 - row * drop - height, pixels_of(images[:count])
         say(axes, left - 0.12, top - height / 2, word, 9, ha="right", weight="bold")
@@ -208,10 +212,17 @@ def before_after(
             thumb(axes, pixels[number], (middle - width / 2, top), (width, height), (0.02, PALE))
             right = None if true is None else answer == true[number]
             sign, colour = {None: ("", INK), True: (" ✓", GREEN), False: (" ✗", VERMILION)}[right]
-            say(axes, middle, low - 0.18, class_name(names, answer, 12) + sign, 9, colour)
+            word = two_lines(class_name(names, answer)) + sign
+            say(axes, middle, low - 0.09, word, size, colour, va="top", linespacing=1.05)
             if row == 0:
-                say(axes, middle, low - 0.53, turned_back(turns[number]).replace(" by ", "\nby "), 7.5, FAINT)
+                say(axes, middle, low - 0.58, turned_back(turns[number]).replace(" by ", "\nby "), 7.5, FAINT)
     return figure
+
+
+def two_lines(name: str) -> str:
+    """Return a name on up to two lines of a thumbnail's width, its end left out where that is not enough."""
+    lines = textwrap.wrap(name, LINE) or [""]
+    return "\n".join(lines[:2]) + ("…" if len(lines) > 2 else "")
 
 
 def label_strip(
@@ -252,7 +263,7 @@ def views_at(axes: Axes, at: Array, pixels: Array, best: int) -> None:
     wanted = [at[best] + step * np.ptp(at) / 9 for step in range(-9, 10)]
     for place in sorted({int(abs(at - want).argmin()) for want in wanted if at[0] <= want <= at[-1]}):
         picture = OffsetImage(pixels[place], zoom=40 / max(pixels.shape[1:3]), interpolation="nearest")
-        frame = {"edgecolor": VERMILION if place == best else PALE, "lw": 2 if place == best else 0.6}
+        frame = {"edgecolor": INK if place == best else PALE, "lw": 2 if place == best else 0.6}
         axes.add_artist(AnnotationBbox(picture, (at[place], 0.5), pad=0.08, bboxprops=frame))
 
 
