@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+from everyday import audit, audit_mixtures, task, tasks
 from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, brief_table, headline, shown, stored
+from tabular import folded, grid, provenance
 from verdicts import verdict_on
 
 # Long lists, for which the file itself is the place.
@@ -33,12 +35,6 @@ def words(key: str) -> str:
     return re.sub(r"\bits(3?)\b", lambda match: f"ITS{'³' if match[1] else ''}", key.replace("_", " "))
 
 
-def grid(head: list[str], rows: list[list[str]]) -> str:
-    """Return a table."""
-    lines = [head, ["---"] * len(head), *([part.replace("|", "\\|") for part in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Yield every number, word and truth value below, with the words that lead to it; long lists by their length."""
     if isinstance(value, dict) and {"median", "low", "high"} <= value.keys():
@@ -54,14 +50,6 @@ def scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]
         yield " · ".join(path), ", ".join(map(shown, plain)) if short else f"{len(value)} of them, in the file"
     else:
         yield " · ".join(path), shown(value)
-
-
-def provenance(name: str, report: dict[str, Any]) -> str:
-    """Return how a result was made: its command, on what, when, and the file itself."""
-    machine = report.get("hardware") or report.get("machine") or {}
-    on = machine.get("gpu") or f"{machine.get('cpu', 'a CPU')}, {machine.get('threads', '?')} thread(s)"
-    when = f", {report['date'][:10]}" if "date" in report else ""
-    return f"`{report['command']}` on {on}{when}. All numbers: [{name}.json](../results/{name}.json)."
 
 
 def reproduce(name: str) -> str:
@@ -254,7 +242,7 @@ def file_block(name: str, title: str) -> str:
     if "methods" in report and "dataset" in report:
         body = methods(report)
     elif "networks" in report and "machine" in report:
-        body = "\n\n".join([speeds(name, report["networks"]), *memory(report), *same_labels(report)])
+        body = "\n\n".join([speeds(report["networks"]), *memory(report), *same_labels(report)])
     else:
         body = grid(
             ["", ""],
@@ -263,7 +251,13 @@ def file_block(name: str, title: str) -> str:
     return f"## {title}\n\n{body}\n\n{provenance(name, report)}"
 
 
-def speeds(name: str, networks: dict[str, Any]) -> str:
+def behind(name: str, title: str) -> str:
+    """Return what a result file says, behind a line that opens it."""
+    _, _, body = file_block(name, title).partition("\n\n")
+    return folded(title, body) if body else ""
+
+
+def speeds(networks: dict[str, Any]) -> str:
     """Return what a search costs beside the bare model on the same views, and beside the naive way."""
 
     def middle(one: Any) -> str:
@@ -305,8 +299,6 @@ def speeds(name: str, networks: dict[str, Any]) -> str:
             f"{numbers} numbers not met before, once searches have run, against the bare model called on as many: "
             f"{', '.join(new)}."
         )
-    if (RESULTS / f"{name}.png").exists():
-        parts.append(f"![How the cost grows](../results/{name}.png)")
     return "\n\n".join(parts)
 
 
@@ -338,6 +330,24 @@ EARLIER = {
     *("bias", "balanced", "balanced+gate", "head", "head-features", "head-features+gate", "knn", "prototype"),
     *("fast", "fast+gate"),
 }
+# The name that a method has in README and on all pages, with what the command line calls it.
+NAMED = {
+    "vanilla": "bare model, `vanilla`",
+    "oracle": "bare model told the true pose, `oracle`",
+    "orient": "one pass guesses the pose, one classifies, `orient`",
+    "augmented": "retrained with tilted, labelled images, `augmented`",
+    "last-layer": "last layer refitted on the same, `last-layer`",
+    "tta-mean": "test-time augmentation, mean, `tta-mean`",
+    "tta-max": "test-time augmentation, max, `tta-max`",
+    "energy": "arg-max energy over 17 rotations, `energy`",
+    "paper3": "the paper's ITS³, as printed, `paper3`",
+    "default": "`ITS` with three levels, not fitted: cautious gate, `default`",
+    "joint": "the joint search, not fitted, no gate, `joint`",
+    "accurate": "**`accurate()` + `fit`**, no gate, `accurate`",
+    "accurate+gate": "**`accurate()` + `fit`**, `accurate+gate`",
+    "fast": "`fast()` + `fit`, no gate, `fast`",
+    "fast+gate": "`fast()` + `fit`, `fast+gate`",
+}
 METHOD_COLUMNS = {
     "tilted": ("accuracy", ".1f"),
     "±": ("accuracy_std", ".1f"),
@@ -361,17 +371,17 @@ def methods(report: dict[str, Any]) -> str:
         cells = {name: shown(entry.get(key), form) for name, (key, form) in METHOD_COLUMNS.items()}
         if not several:
             cells["±"] = "{:.1f} to {:.1f}".format(*entry["accuracy_interval"])
-        rows.append([method, *cells.values()])
+        rows.append([NAMED.get(method, f"`{method}`"), *cells.values()])
     head = [name if several or name != "±" else "95 % of draws of images" for name in METHOD_COLUMNS]
     return grid(["method", *head], rows)
 
 
 def evaluations() -> str:
     """Return every method on every set, with angle errors, views and speed."""
-    found = [file_block(f"{name}-fitted", f"{title}, fitted") for name, title in SETS.items()]
-    found += [file_block(f"{name}-affine", f"{title}, without a fit") for name, title in SETS.items()]
-    found += [file_block(f"photographs-{name}", f"Photographs, {title}") for name, title in PHOTOGRAPHS.items()]
-    return "\n\n".join("#" + block for block in found if block)
+    found = [behind(f"photographs-{name}", f"Photographs, {title}") for name, title in PHOTOGRAPHS.items()]
+    found += [behind(f"{name}-fitted", f"{title}, fitted") for name, title in {**SETS, "cifar10": "CIFAR-10"}.items()]
+    found += [behind(f"{name}-affine", f"{title}, without a fit") for name, title in SETS.items()]
+    return folded("All methods, set by set", "\n\n".join(block for block in found if block))
 
 
 HEADINGS = {"benchmark-cpu": "On a CPU", "benchmark-gpu": "On a GPU"}
@@ -382,10 +392,20 @@ def benchmarks() -> str:
     found = [path.stem for path in sorted(RESULTS.glob("benchmark-*.json"))]
     if not found:
         return f'!!! note "{NEVER}"\n    No results/benchmark-….json is stored. The commands above write them.'
-    return "\n\n".join(
-        "#" + file_block(name, HEADINGS.get(name, words(name.removeprefix("benchmark-")).capitalize()))
-        for name in found
-    )
+    titles = {name: HEADINGS.get(name, words(name.removeprefix("benchmark-")).capitalize()) for name in found}
+    pictures = {
+        name: f"![How the cost grows, {title[0].lower()}{title[1:]}](../results/{name}.png)"
+        for name, title in titles.items()
+        if (RESULTS / f"{name}.png").exists()
+    }
+    first = next(iter(pictures), "")  # one is enough for a screen; the others lie with their figures
+    parts = [pictures.get(first, "")]
+    for name, title in titles.items():
+        body = file_block(name, title).partition("\n\n")[2]
+        parts.append(
+            folded(f"{title}: all figures", "\n\n".join([*([] if name == first else [pictures.get(name, "")]), body]))
+        )
+    return "\n\n".join(part for part in parts if part)
 
 
 def tested() -> str:
@@ -517,6 +537,10 @@ def promise() -> str:
 
 
 BLOCKS = {
+    "audit": audit,
+    "audit-mixtures": audit_mixtures,
+    "task": task,
+    "tasks": tasks,
     "promise": promise,
     # A number stays beside its spread.
     "affine": lambda: re.sub(r"(?<=\d) (?=[±(])|(?<=±) ", "\u00a0", affine_table()),

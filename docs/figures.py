@@ -134,22 +134,27 @@ BRIEF_ROWS = {
 }
 
 
+def brief(folder: Path = RESULTS) -> dict[str, dict[str, tuple[str, str] | None]]:
+    """Return tilted and upright accuracy of README's four ways on each of its six sets; None where not measured."""
+    found: dict[str, dict[str, tuple[str, str] | None]] = {}
+    for title, names in BRIEF_SETS.items():
+        reports = [stored(name, folder) or {} for name in names]
+        for row, method in BRIEF_ROWS.items():
+            entries = (report.get("methods", {}).get(method) for report in reports)
+            entry = next((entry for entry in entries if entry is not None), None)
+            pair = None if entry is None else (f"{entry['accuracy']:.1f}", f"{entry['upright_accuracy']:.1f}")
+            found.setdefault(title, {})[row] = pair
+    return found
+
+
 def brief_table(folder: Path = RESULTS) -> str:
     """Return README's table: four ways, six sets, tilted accuracy and, in brackets, upright accuracy."""
-    reports = {title: [stored(name, folder) or {} for name in names] for title, names in BRIEF_SETS.items()}
-
-    def entry(title: str, method: str) -> str:
-        for report in reports[title]:
-            found = report.get("methods", {}).get(method)
-            if found is not None:
-                return f"{found['accuracy']:.1f} ({found['upright_accuracy']:.1f})"
-        return NOTHING
-
-    counts = " | ".join(shown(report[0].get("fit_images")) for report in reports.values())
+    pairs = brief(folder)
+    counts = " | ".join(shown((stored(names[0], folder) or {}).get("fit_images")) for names in BRIEF_SETS.values())
     lines = [f"| tilted (upright), % | {' | '.join(BRIEF_SETS)} |", f"|---|{'---|' * len(BRIEF_SETS)}"]
-    lines += [
-        f"| {row} | {' | '.join(entry(title, method) for title in BRIEF_SETS)} |" for row, method in BRIEF_ROWS.items()
-    ]
+    for row in BRIEF_ROWS:
+        cells = [NOTHING if pair is None else f"{pair[0]} ({pair[1]})" for pair in (one[row] for one in pairs.values())]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join([*lines, f"| *unlabelled images it was fitted on* | {counts} |"])
 
 

@@ -142,6 +142,22 @@ def test_a_missing_normalisation_is_found_out_and_a_right_one_left_alone():
     assert "normalisation seems to be missing" in found.advice()[0]
 
 
+def test_a_model_that_brings_its_normalisation_is_not_told_that_it_is_missing():
+    from headtilt.model.predictor import Predictor
+    from headtilt.sources.preprocessing import Normalised
+
+    class Unsure(nn.Module):
+        """Surer the more contrast it is shown, as any network is that was not trained for long."""
+
+        def forward(self, images):
+            return images.std((1, 2, 3))[:, None] * torch.linspace(0, 20, 9)
+
+    images = load("digits", "test").floats()[:40]
+    told = [health.health(Predictor(model), images).better for model in (Unsure(), Normalised(Unsure(), [0.5], [0.5]))]
+    assert told[0] is not None
+    assert told[1] is None
+
+
 def test_a_model_near_chance_that_says_one_thing_and_does_not_agree_with_itself_is_told_so():
     found = health.Health(40, agreement=0.2, confidence=0.002, chance=0.001, commonest=0.95)
     said = " ".join(found.advice())

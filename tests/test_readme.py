@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import figures  # noqa: E402
 import tables  # noqa: E402
+from benchmark_picture import is_current  # noqa: E402
 
 # How a result file says on what, with which versions, it was measured.
 TOLD = ({"versions", "hardware", "date"}, {"machine"}, {"torch", "threads"})
@@ -23,6 +24,10 @@ TOLD = ({"versions", "hardware", "date"}, {"machine"}, {"torch", "threads"})
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_figures_of_a_page_are_up_to_date(page: Path) -> None:
     assert tables.renewed(page) == page.read_text(encoding="utf-8"), "run python docs/tables.py --write"
+
+
+def test_the_picture_of_the_benchmark_shows_the_stored_figures() -> None:
+    assert is_current(), "run python docs/tables.py --write"
 
 
 def test_the_table_shows_what_the_result_files_hold() -> None:
@@ -71,7 +76,7 @@ def test_every_stored_result_says_how_it_was_made_and_holds_no_machine_path() ->
         text = path.read_text(encoding="utf-8")
         report = json.loads(text)
         assert report["command"].startswith(
-            ("headtilt ", "python benchmarks/", "python -m benchmarks.", "python -m hardening.")
+            ("headtilt ", "python benchmarks/", "python docs/", "python -m benchmarks.", "python -m hardening.")
         ), path.name
         assert any(keys <= report.keys() for keys in TOLD), path.name
         assert not re.search(r'"[^"]*/(home|root|work|tmp|Users)/', text), path.name
@@ -82,6 +87,16 @@ def test_every_link_to_a_file_leads_somewhere() -> None:
         path = target[0] or target[1]
         if "://" not in path:
             assert (ROOT / path).exists(), path
+
+
+def test_links_are_absolute_as_soon_as_there_is_an_address() -> None:
+    page = '![a cat](docs/a.png) [more](docs/b.md#c) <img src="docs/d.png"> [far](https://x.org) [here](#e)'
+    assert tables.absolute(page, "https://code.org/it") == (
+        "![a cat](https://code.org/it/raw/HEAD/docs/a.png) [more](https://code.org/it/blob/HEAD/docs/b.md#c) "
+        '<img src="https://code.org/it/raw/HEAD/docs/d.png"> [far](https://x.org) [here](#e)'
+    )
+    assert tables.absolute(tables.absolute(page, "https://code.org/it"), "https://code.org/it").count("code.org") == 3
+    assert tables.absolute(page, None) == page
 
 
 def test_the_readme_fits_on_two_screens() -> None:

@@ -184,7 +184,8 @@ class SearchResult:
             rival = int(beam.labels[index, slot])
             if bool(beam.active[index, slot]) and rival != label:
                 tilt = decompose(invert(beam.pose[index, slot].double())).describe()
-                lines.append(f"  rival: {tilt} → {name(rival)}, confidence {float(beam.confidence[index, slot]):.3g}")
+                sure = f"{float(beam.confidence[index, slot]):.3g}".replace("-", "−")
+                lines.append(f"  rival: {tilt} → {name(rival)}, confidence {sure}")
         return "\n".join(lines)
 
 

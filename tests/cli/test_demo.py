@@ -1,4 +1,4 @@
-"""`headtilt demo`: a table with a real gain, honest marks, and four pictures."""
+"""`headtilt demo`: a table with a real gain, honest marks, and three pictures."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_it_says_why_and_shows_one_digit_in_words(demo):
     said = " ".join(result.stdout.split())
     assert "energy favours some classes whatever the pose" in said
     words = re.search(
-        r"rotation [+−]\d+\.\d°[^→]*→ digit (\d) \(\d+\.\d%\), 48 views.* in truth: .*?, digit (\d)", said
+        r"turned by [+−]\d+\.\d°[^→]*→ digit (\d) \(\d+\.\d%\), 48 views.* in truth: .*?, digit (\d)", said
     )
     assert words[1] == words[2], "the digit shown is one that the search gets right"
 
 
 def test_it_writes_the_pictures_and_names_them(demo):
     result, out, _ = demo
-    names = {"accuracy.png", "before-after.png", "tree.png", "orbit.png", "demo.json"}
+    names = {"accuracy.png", "before-after.png", "search.png", "demo.json"}
     assert {path.name for path in out.iterdir()} == names
     for path in out.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")

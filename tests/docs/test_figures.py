@@ -40,6 +40,12 @@ def test_no_page_holds_a_figure_of_its_own(path):
     assert found - ALLOWED.get(name(path), set()) == set()
 
 
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=name)
+def test_no_line_of_a_paragraph_begins_with_a_figure(path):
+    # Markdown takes a comment at the beginning of a line for the end of the paragraph.
+    assert not re.findall(r"^ *<!--= [^>]*-->[^\n]*<!--/-->.*\S", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_a_figure_typed_into_a_page_is_found_out():
     assert LOOKS_MEASURED.findall(
         prose("It reaches 97.3 on digits, `98.1` in code, <!--= a.b -->97.2<!--/--> and 12 %.")

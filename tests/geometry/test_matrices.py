@@ -114,15 +114,15 @@ def test_decomposition_takes_any_leading_shape_and_keeps_the_dtype():
     ("matrix", "words"),
     [
         (torch.eye(3), "upright"),
-        (ht.rotation().matrix(math.radians(-42.4)), "rotation −42.4°"),
+        (ht.rotation().matrix(math.radians(-42.4)), "turned by −42.4°"),
         (ht.rotation().matrix(math.radians(0.04)), "upright"),
         (ht.scale().matrix(math.log(0.91)), "scale 0.91"),
         (ht.shear_x().matrix(-0.2), "shear −0.20"),
         (ht.translate(1, math.pi / 2).matrix(0.5), "shift (+0.00, +0.50)"),
         (ht.reflection().matrix(1), "mirrored"),
-        (ht.reflection().matrix(3), "rotation +180.0°"),
+        (ht.reflection().matrix(3), "turned by +180.0°"),
         (torch.diag(torch.tensor([2.0, 0.5, 1])), "stretch 2.00"),
-        (ht.compose(ht.scale().matrix(0.5), ht.rotation().matrix(1.0)), "rotation +57.3°, scale 1.65"),
+        (ht.compose(ht.scale().matrix(0.5), ht.rotation().matrix(1.0)), "turned by +57.3°, scale 1.65"),
         (
             ht.compose(
                 ht.shear_x().matrix(0.1),
@@ -130,7 +130,7 @@ def test_decomposition_takes_any_leading_shape_and_keeps_the_dtype():
                 ht.rotation().matrix(0.5),
                 ht.translate_x().matrix(-0.3),
             ),
-            "rotation +28.6°, mirrored, shear +0.10, shift (−0.30, +0.00)",
+            "turned by +28.6°, mirrored, shear +0.10, shift (−0.30, +0.00)",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_matrix_is_described_in_words(matrix, words):
 
 def test_one_matrix_of_a_batch_is_described_by_its_index():
     parts = ht.decompose(ht.rotation().matrix(torch.tensor([[0.0, 0.5], [1.0, 1.5]])))
-    assert parts.describe((1, 0)) == "rotation +57.3°"
+    assert parts.describe((1, 0)) == "turned by +57.3°"
     assert ht.decompose(ht.scale().matrix(torch.tensor([0.0, 0.5]))).describe(1) == "scale 1.65"
 
 

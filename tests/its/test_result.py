@@ -144,8 +144,8 @@ GOLDEN_CHOSEN = [
     [[45, 1, 22], [19, 9, 8], [8, 25, 42], [7, 25, 47], [9, 45, 28]],
 ]
 GOLDEN_WORDS = (
-    "rotation −127.1°, scale 1.15, shear +0.03 → label 4 (72.0%), 113 views\n"
-    "  rival: rotation +148.2°, scale 0.78 → label 3, confidence 31.7\n"
+    "turned by −127.1°, scale 1.15, shear +0.03 → label 4 (72.0%), 113 views\n"
+    "  rival: turned by +148.2°, scale 0.78 → label 3, confidence 31.7\n"
     "  rival: scale 1.29, shear −0.16 → label 2, confidence 26.9"
 )
 

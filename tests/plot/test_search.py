@@ -38,7 +38,16 @@ class TestOrbit:
         expected = (found - found.min()) / (found.max() - found.min())
         np.testing.assert_allclose(curve.lines[0].get_ydata(), expected, atol=1e-5)
         best = angles[expected.argmax()]
-        assert texts(curve) == [f" best pose {best:+.0f}° ".replace("-", "−")]
+        assert texts(curve) == [f" best: turned back by {best:+.0f}° ".replace("-", "−")]
+        assert plot.orbit(robust, image, samples=24).axes[2].get_xlabel() == "turned back by (degrees, clockwise)"
+
+    def test_what_a_search_found_is_marked_where_it_lies(self, robust):
+        curve, _, views = plot.orbit(robust, pictures()[0], samples=24, found=math.radians(-100)).axes
+        (line,) = [line for line in curve.lines if line.get_linestyle() == ":"]
+        assert line.get_xdata()[0] == pytest.approx(-100)
+        assert texts(curve) == [" found: turned back by −100° "]
+        framed = [box.xy[0] for box in views.artists if box.patch.get_linewidth() == 2]
+        assert framed == [pytest.approx(-105)]
 
     def test_the_strip_changes_where_the_label_changes(self, robust):
         from matplotlib.legend import Legend
@@ -145,8 +154,10 @@ class TestBeforeAfter:
             assert text.get_text() == f"{NAMES[said]} {'✓' if right else '✗'}"
             assert text.get_color() == (style.GREEN if right else style.VERMILION)
 
-    @pytest.mark.parametrize(("turn", "word"), [(40.0, "↻ 40°"), (-75.0, "↺ 75°")])
-    def test_the_arrow_says_how_the_input_was_turned(self, result, turn, word):
+    @pytest.mark.parametrize(
+        ("turn", "word"), [(40.0, "turned back\nby +40°"), (-75.0, "turned back\nby −75°"), (0.2, "as it came")]
+    )
+    def test_it_says_how_the_input_was_turned_back(self, result, turn, word):
         pose = ht.rotation().matrix(math.radians(turn)).float().expand(3, 3, 3)
         assert texts(plot.before_after(replace(result, pose=pose)).axes[0]).count(word) == 3
 
@@ -166,3 +177,7 @@ class TestBeforeAfter:
     def test_too_few_true_labels_are_an_error(self, result):
         with pytest.raises(ht.OptionError, match="truth must hold a label for each of the 3 images shown; got 2"):
             plot.before_after(result, truth=[1, 2])
+
+    def test_a_long_name_goes_on_two_lines_and_keeps_the_word_that_matters(self, result):
+        axes = plot.before_after(result, names=["speed limit 100 for all trucks"] * 5).axes[0]
+        assert texts(axes).count("speed limit\n100 for all…") == 6

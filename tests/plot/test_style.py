@@ -1,5 +1,6 @@
 """The module as a whole: no display, no global state, files that are whole or not there."""
 
+import math
 import os
 import subprocess
 import sys
@@ -10,7 +11,11 @@ import torch
 
 import headtilt as ht
 from headtilt import plot
+from headtilt.plot import style
 from headtilt.plot.style import pixels_of
+from tests.toys import ungated
+
+from .toys import LEVELS, NAMES, network, pictures
 
 
 class TestTheModule:
@@ -89,3 +94,45 @@ def test_pixels_within_0_and_1_are_shown_as_they_are_and_others_are_scaled():
     colour = torch.rand(2, 3, 4, 5)
     np.testing.assert_allclose(pixels_of(colour), colour.permute(0, 2, 3, 1), rtol=1e-6)
     assert pixels_of(torch.rand(1, 4, 2, 2)).shape == (1, 2, 2, 3)
+
+
+class TestOneColourPerLabel:
+    def test_no_colour_is_given_twice_and_the_seventh_label_has_none(self):
+        found = style.label_colours([7, 1, 13, 0, 2, 3, 40, 41])
+        assert list(found) == [7, 1, 13, 0, 2, 3]
+        assert len(set(found.values())) == 6
+
+    @pytest.mark.parametrize("search", ["tree", "joint"])
+    def test_all_parts_of_an_explanation_agree_on_it(self, search):
+        from matplotlib.colors import to_hex
+
+        robust = ungated(network(), LEVELS[:1], search=search)
+        figure = plot.explain(robust, robust.search(pictures()[:1]), names=NAMES)
+        strip = next(axes for axes in figure.axes if [tick.get_text() for tick in axes.get_yticklabels()] == ["label"])
+        seen = robust.model(ht.warp(pictures()[:1], ht.rotation().orbit(72).float(), padding="auto")).argmax(-1)
+        changed = [place for place in range(72) if place == 0 or seen[place] != seen[place - 1]]
+        stripes = {NAMES[seen[at]]: to_hex(bar.get_facecolor()) for at, bar in zip(changed, strip.patches, strict=True)}
+        if search == "joint":
+            cloud = next(axes for axes in figure.axes if axes.get_ylabel() == "confidence")
+            points = {one.get_label(): to_hex(one.get_facecolor()[0]) for one in cloud.collections}
+        else:
+            drawn = [text for axes in figure.axes for text in axes.texts]
+            badges = [text for text in drawn if text.get_text() == "H0"]
+            points = {
+                NAMES[int(robust.search(pictures()[:1]).labels[0])]: to_hex(badges[0].get_bbox_patch().get_facecolor())
+            }
+        shared = points.keys() & stripes.keys()
+        assert shared
+        assert all(points[name] == stripes[name] for name in shared)
+
+    def test_words_and_pictures_have_one_sign(self):
+        robust = ungated(network(), LEVELS[:1])
+        result = robust.search(pictures()[:1])
+        turn = round(math.degrees(float(ht.decompose(result.perturbation.double()).rotation[0])))
+        assert turn
+        figure = plot.explain(robust, result)
+        said = [text.get_text() for axes in figure.axes for text in axes.texts]
+        back = f"{-turn:+d}°".replace("-", "−")
+        assert f"turned back\nby {back}" in said
+        assert f" found: turned back by {back} " in said
+        assert result.describe(0).startswith(f"turned by {turn:+d}".replace("-", "−")[:12])

@@ -58,7 +58,7 @@ class TestTree:
         label = int(result.labels[0])
         assert f"canonical: {NAMES[label]} ({float(result.probabilities[0, label]):.0%})" in words
         tilt = ht.decompose(result.perturbation[0].double()).describe()
-        assert f"perturbation undone: {tilt}; {int(result.views[0])} views" in words
+        assert f"found {tilt}; undone here; {int(result.views[0])} views" in words
 
     def test_badges_mark_what_was_kept_and_where_it_leads(self, result):
         words = texts(plot.tree(result, 0).axes[0])

@@ -196,7 +196,7 @@ def test_the_description_names_the_tilt_that_was_planted():
     tilt = ht.rotation().orbit(12)[4]
     images, _ = planted(size, tilt[None])
     words = look(size, [ht.rotation()], 12, images).describe(1, names=["ant", "bee", "cat"])
-    assert words.startswith("rotation −60.0° → bee (")
+    assert words.startswith("turned by −60.0° → bee (")
 
 
 def test_without_the_search_the_matcher_fails_on_the_same_images():

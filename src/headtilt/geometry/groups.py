@@ -330,7 +330,7 @@ class Decomposition:
         degrees = math.degrees(float(self.rotation[index]))
         size, stretch, slant = (float(part[index]) for part in (self.scale, self.stretch, self.shear))
         parts = [
-            (abs(degrees) >= 0.05, f"rotation {degrees:+.1f}°"),
+            (abs(degrees) >= 0.05, f"turned by {degrees:+.1f}°"),
             (bool(self.reflection[index]), "mirrored"),
             (abs(size - 1) >= 0.005, f"scale {size:.2f}"),
             (abs(stretch - 1) >= 0.005, f"stretch {stretch:.2f}"),

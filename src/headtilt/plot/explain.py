@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from headtilt.plot.style import (
     FAINT,
     INK,
     PALE,
+    PALETTE,
     class_name,
     label_colours,
     natural,
@@ -62,13 +64,27 @@ def explain(robust: ITS, result: SearchResult, *, names: Sequence[str] | None = 
     head.text(0.02, 0.68, title, ha="left", va="center", fontsize=12, color=INK, weight="bold")
     head.text(0.02, 0.25, words, ha="left", va="center", fontsize=10, color=FAINT)
     left, right = middle.subfigures(1, 2, width_ratios=[2.6, 9.4])
+    first, turn = answered(result), float(decompose(result.pose[0].double()).rotation)
+    found = turn if robust.plan.levels[0].name == "rotation" else None
     before_after(result, names=names, within=left)
-    orbit(robust, result.images[0], names=names, within=right)
+    orbit(robust, result.images[0], names=names, first=first, found=found, within=right)
     if walked:
-        tree(result, names=names, within=foot)
+        tree(result, names=names, first=first, within=foot)
     else:
-        views(result, names=names, within=foot)
+        views(result, names=names, first=first, within=foot)
     return figure
+
+
+def answered(result: SearchResult) -> list[int]:
+    """Return the labels of the first image that matter: the answer, the bare model's, the rivals'; as many as colours.
+
+    All that is drawn of a search takes its colours from these, so that a colour means one label everywhere.
+    """
+    beam, trace = result.hypotheses, result.trace[0] if result.trace else None
+    rivals = beam.labels[0][beam.active[0]].tolist()
+    seen = [] if trace is None else Counter(trace.labels[0].flatten().tolist()).most_common()
+    found = [int(result.labels[0]), int(result.bare[0].argmax()), *rivals, *(label for label, _ in seen)]
+    return list(dict.fromkeys(found))[: len(PALETTE)]
 
 
 def views(
@@ -115,10 +131,12 @@ def _cloud(
     top = {int(label): float(confidence[labels == label].max()) for label in np.unique(labels)}
     ranked = sorted(top, key=lambda label: -top[label])
     every = label_colours([*first, *ranked[:TOLD_APART]])
-    colours = {label: every[label] for label in ranked[:TOLD_APART]}
+    colours = {label: every[label] for label in ranked if label in every}
     rest = ~np.isin(labels, list(colours))
     if rest.any():
-        axes.scatter(at[rest], confidence[rest], s=18, color=PALE, label=f"{len(top) - len(colours)} others", lw=0)
+        others = len(top) - len(colours)
+        word = f"{others} other{'s' if others > 1 else ''}"
+        axes.scatter(at[rest], confidence[rest], s=18, color=PALE, label=word, lw=0)
     for label in reversed(list(colours)):
         here = labels == label
         axes.scatter(
@@ -132,9 +150,7 @@ def _cloud(
         )
     folded = f", all {len(trace.levels)} levels" if len(trace.levels) > 1 else ""
     title = f"{len(at)} views seen{folded}"
-    # Views are poses: what turns an image back, where its own tilt has the other sign.
-    turned_back = axis.replace("rotation (", "turned back by (")
-    style_axes(axes, title=title, xlabel=turned_back, ylabel="confidence", grid="both")
+    style_axes(axes, title=title, xlabel=axis, ylabel="confidence", grid="both")
     natural_ticks(axes, np.sort(at), text, group)
     handles, words = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], words[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
@@ -158,7 +174,6 @@ def _best(axes: Axes, result: SearchResult, index: int, names: Sequence[str] | N
         tilt = decompose(invert(beam.pose[index, slot].double())).describe()
         weight = "bold" if label == answer else "normal"
         say(axes, place + 0.48, -1.08, class_name(names, label, 16), 8.5, weight=weight)
-        tilt = tilt.replace("rotation ", "turned by ")
         for line, part in enumerate([*tilt.split(", "), f"confidence {float(beam.confidence[index, slot]):.3g}"]):
             say(axes, place + 0.48, -1.22 - 0.12 * line, part, 7, FAINT)
     # `imshow` takes the limits over.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,20 +17,18 @@ from headtilt.geometry.warp import check_images
 from headtilt.its import ITS
 from headtilt.model.evidence import Evidence
 from headtilt.plot.style import (
-    BLUE,
     COLORMAP,
     FAINT,
     GREEN,
     INK,
     LINES,
-    ORANGE,
     PALE,
-    PALETTE,
     VERMILION,
     Array,
     canvas,
     class_name,
-    hue,
+    group_title,
+    label_colours,
     natural,
     natural_ticks,
     new_figure,
@@ -40,6 +39,7 @@ from headtilt.plot.style import (
     thumb,
     thumb_size,
     to_numpy,
+    turned_back,
     view_pixels,
 )
 from headtilt.result import SearchResult
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OTHERS = "others"
+LINE = 14  # letters below a thumbnail
 
 
 def orbit(
@@ -59,11 +60,14 @@ def orbit(
     *,
     samples: int = 72,
     names: Sequence[str] | None = None,
+    first: Sequence[int] = (),
+    found: float | None = None,
     within: Figure | None = None,
 ) -> Figure:
     """Return the confidence of one image along an orbit, by the paper's three measures, each scaled to 0 … 1.
 
-    Dots mark each measure's best pose, a dotted line that of `robust`'s own; below lie the labels and some views.
+    Dots mark each measure's best pose, a dotted line what a search found, or the best pose by `robust`'s own measure;
+    below lie the labels and some views.
 
     Args:
         robust: Whose classifier and options to use.
@@ -71,6 +75,8 @@ def orbit(
         group: The group to walk along; None takes the first level of `robust`.
         samples: Views along the orbit; one more where a group that is not periodic needs an odd number.
         names: Class names, by label.
+        first: Labels that choose their colours first, so that they have the same in all pictures of a page.
+        found: The parameter that a search found, in the group's own units; None marks the best along the orbit.
         within: The part of a larger figure to draw in; None makes a figure.
     """
     at_least("samples", samples, 3)
@@ -83,22 +89,26 @@ def orbit(
         judged = resolve(measure, getattr(robust.plan, "width", None))
         return scaled(to_numpy(judged(seen.reshape(1, 1, len(grid)), Orbit(group, len(grid)))[0, 0]))
 
-    best = int(judge(robust.plan.confidence).argmax())
+    best = int(judge(robust.plan.confidence).argmax() if found is None else (grid - found).abs().argmin())
+    mark = at[best] if found is None else natural(group, torch.tensor([found]))[0][0]
     figure = new_figure(8, 4.4) if within is None else within
     curve, strip, views = figure.subplots(3, 1, sharex=True, height_ratios=[3.2, 0.3, 0.9])
-    for name, colour, line in zip(("energy", "bayesian", "group"), (BLUE, ORANGE, VERMILION), LINES, strict=False):
+    # Greys: a colour is a label's.
+    for name, colour, line in zip(("energy", "bayesian", "group"), (INK, FAINT, "#9AA1AB"), LINES, strict=False):
         values = judge(name)
         top = int(values.argmax())
         curve.plot(at, values, line, color=colour, lw=1.8, label=name, zorder=3)
         curve.plot(at[top], values[top], "o", color=colour, ms=7, mec="white", mew=1.2, zorder=4)
-    curve.axvline(at[best], color=INK, lw=1, ls=":", zorder=2)
-    say(curve, at[best], 1.1, f" best pose {text(at[best])} ", ha="right" if best > 0.75 * len(grid) else "left")
-    style_axes(curve, ylabel="confidence, scaled", title=f"Confidence along {axis.split(' (')[0]}", grid="both")
+    curve.axvline(mark, color=INK, lw=1, ls=":", zorder=2)
+    words = turned_back(mark) if group.name == "rotation" else text(mark)
+    words = f" {'best' if found is None else 'found'}: {words} "
+    say(curve, mark, 1.1, words, ha="right" if best > 0.6 * len(grid) else "left")
+    style_axes(curve, ylabel="confidence, scaled", title=f"Confidence along {group_title(group)}", grid="both")
     curve.set(ylim=(-0.04, 1.17), yticks=[0, 0.5, 1])
     curve.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=8, borderaxespad=0.2)
     middles = (at[1:] + at[:-1]) / 2
     edges = np.concatenate([[2 * at[0] - middles[0]], middles, [2 * at[-1] - middles[-1]]])
-    label_strip(strip, edges, seen.labels.tolist(), names, curve)
+    label_strip(strip, edges, seen.labels.tolist(), names, curve, first)
     views_at(views, at, view_pixels(robust, image, group.matrix(grid)), best)
     style_axes(views, xlabel=axis)
     views.set(xlim=edges[[0, -1]].tolist(), ylim=(0, 1), yticks=[])
@@ -177,7 +187,7 @@ def before_after(
         within: The part of a larger figure to draw in; None makes a figure.
 
     Convention:
-        ↻ and ↺ say how the input was turned, clockwise or counter-clockwise, to give the canonical image.
+        "turned back by −100°" says what was done to the input, counter-clockwise, to give the canonical image.
     """
     at_least("count", count, 1)
     count = min(count, len(result))
@@ -185,13 +195,15 @@ def before_after(
     if true is not None and len(true) < count:
         raise OptionError(f"truth must hold a label for each of the {count} images shown; got {len(true)}.")
     width, height = thumb_size(result)
-    pitch, drop, left = max(width, 0.8) + 0.18, height + 0.8, 1.05
-    figure, axes = canvas(left + count * pitch, drop + height + 0.4, 0.9, within)
+    pitch, drop, left = max(width, 0.8) + 0.18, height + 0.83, 1.05
+    figure, axes = canvas(left + count * pitch, drop + height + 0.45, 0.9, within)
     turns = decompose(result.pose[:count].double()).rotation.rad2deg().tolist()
     rows = (
         ("input", result.images, result.bare.argmax(1).tolist()),
         ("canonical", result.canonical(), result.labels.tolist()),
     )
+    lengths = [len(class_name(names, answer)) for _, _, answers in rows for answer in answers[:count]]
+    size = 9 if max(lengths, default=0) < LINE else 7.5
     for row, (word, images, answers) in enumerate(rows):
         top, low, pixels = -0.05 - row * drop, -0.05 - row * drop - height, pixels_of(images[:count])
         say(axes, left - 0.12, top - height / 2, word, 9, ha="right", weight="bold")
@@ -200,21 +212,28 @@ def before_after(
             thumb(axes, pixels[number], (middle - width / 2, top), (width, height), (0.02, PALE))
             right = None if true is None else answer == true[number]
             sign, colour = {None: ("", INK), True: (" ✓", GREEN), False: (" ✗", VERMILION)}[right]
-            say(axes, middle, low - 0.18, class_name(names, answer, 12) + sign, 9, colour)
+            word = two_lines(class_name(names, answer)) + sign
+            say(axes, middle, low - 0.09, word, size, colour, va="top", linespacing=1.05)
             if row == 0:
-                arrow = "↻" if turns[number] >= 0 else "↺"
-                say(axes, middle, low - 0.53, f"{arrow} {abs(turns[number]):.0f}°", 8, FAINT)
+                say(axes, middle, low - 0.58, turned_back(turns[number]).replace(" by ", "\nby "), 7.5, FAINT)
     return figure
 
 
-def label_strip(axes: Axes, edges: Array, labels: list[int], names: Sequence[str] | None, beside: Axes) -> None:
+def two_lines(name: str) -> str:
+    """Return a name on up to two lines of a thumbnail's width, its end left out where that is not enough."""
+    lines = textwrap.wrap(name, LINE) or [""]
+    return "\n".join(lines[:2]) + ("…" if len(lines) > 2 else "")
+
+
+def label_strip(
+    axes: Axes, edges: Array, labels: list[int], names: Sequence[str] | None, beside: Axes, first: Sequence[int] = ()
+) -> None:
     """Draw which label holds where along an orbit; one too long for all of its stretches goes to a legend `beside`.
 
-    As many labels as there are colours are told apart, those that hold longest; all others are grey.
+    As many labels as there are colours are told apart, `first` and then those that hold longest; all others are grey.
     """
     starts = [place for place in range(len(labels)) if place == 0 or labels[place] != labels[place - 1]]
-    longest = {label for label, _ in Counter(labels).most_common(len(PALETTE))}
-    colours = {label: hue(place) for place, label in enumerate(dict.fromkeys(one for one in labels if one in longest))}
+    colours = label_colours([*first, *(label for label, _ in Counter(labels).most_common())])
     unnamed: dict[str, Any] = {}
     for start, stop in zip(starts, [*starts[1:], len(labels)], strict=True):
         low, high = edges[start], edges[stop]
@@ -244,7 +263,7 @@ def views_at(axes: Axes, at: Array, pixels: Array, best: int) -> None:
     wanted = [at[best] + step * np.ptp(at) / 9 for step in range(-9, 10)]
     for place in sorted({int(abs(at - want).argmin()) for want in wanted if at[0] <= want <= at[-1]}):
         picture = OffsetImage(pixels[place], zoom=40 / max(pixels.shape[1:3]), interpolation="nearest")
-        frame = {"edgecolor": VERMILION if place == best else PALE, "lw": 2 if place == best else 0.6}
+        frame = {"edgecolor": INK if place == best else PALE, "lw": 2 if place == best else 0.6}
         axes.add_artist(AnnotationBbox(picture, (at[place], 0.5), pad=0.08, bboxprops=frame))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Start = tuple[float, float, float]  # of a hypothesis's line: x, y, and the height of the lane it takes
+Start = tuple[float, float, float, str]  # of a hypothesis's line: x, y, the height of the lane it takes, its colour
 
 INK, FAINT, PALE, BAND = "#222222", "#767676", "#B8BEC6", "#F3F4F6"
 # Okabe and Ito's palette, told apart by every kind of colour vision; their yellow is too light for lines on white.
@@ -91,12 +91,17 @@ def hue(number: int) -> str:
 
 
 def label_colours(labels: Sequence[int]) -> dict[int, str]:
-    """Return a colour for each label, the same in every picture as long as the palette lasts: the first come first."""
+    """Return a colour for each label, none twice: the first come first, and none is left for those after the sixth."""
     found: dict[int, str] = {}
-    for label in dict.fromkeys(labels):
-        free = [colour for colour in PALETTE if colour not in found.values()] or list(PALETTE)
+    for label in list(dict.fromkeys(labels))[: len(PALETTE)]:
+        free = [colour for colour in PALETTE if colour not in found.values()]
         found[label] = hue(label) if hue(label) in free else free[0]
     return found
+
+
+def turned_back(degrees: float) -> str:
+    """Return in words by how much an image is turned back, clockwise if positive: "turned back by −100°"."""
+    return f"turned back by {degrees:+.0f}°".replace("-", "−") if round(degrees) else "as it came"
 
 
 def say(axes: Axes, x: float, y: float, text: str, size: float = 8, color: str = INK, **more: Any) -> None:
@@ -123,7 +128,7 @@ def natural(group: Group, parameters: Tensor) -> tuple[Array, str, Callable[[flo
         return (text[1:] if float(text) == 0 else text.replace("-", "−")) + unit
 
     if group.name == "rotation":
-        return np.degrees(values), "rotation (degrees, clockwise)", signed
+        return np.degrees(values), "turned back by (degrees, clockwise)", signed
     if group.name == "scale":
         return np.exp(values), "scale (factor)", lambda value: f"×{value:.2f}"
     if isinstance(group, FiniteGroup):

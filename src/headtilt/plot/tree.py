@@ -19,7 +19,7 @@ from headtilt.plot.style import (
     canvas,
     class_name,
     group_title,
-    hue,
+    label_colours,
     natural,
     say,
     scaled,
@@ -42,30 +42,34 @@ def tree(
     *,
     names: Sequence[str] | None = None,
     max_views: int = 9,
+    first: Sequence[int] = (),
     within: Figure | None = None,
 ) -> Figure:
     """Return the search tree of one image: a row of views per level and hypothesis, from the input to the canonical.
 
     Frames show the confidence, scaled within each level. A bold outline and a badge mark the views that were kept;
-    a line in the hypothesis's colour leads from each of them to the row that expands it.
+    a line in the colour of its label leads from each of them to the row that expands it.
 
     Args:
         result: What `ITS.search` returned.
         index: Which of its images.
         names: Class names, by label.
         max_views: Views per row; those kept and the identity are always among them.
+        first: Labels that choose their colours first, so that they have the same in all pictures of a page.
         within: The part of a larger figure to draw in; None makes a figure.
     """
     at_least("max_views", max_views, 1)
     if not -len(result) <= index < len(result):
         raise OptionError(f"index must name one of the {len(result)} images; got {index}.")
-    return TreePicture(result, index % len(result), names, max_views).draw(within)
+    return TreePicture(result, index % len(result), names, max_views, first).draw(within)
 
 
 class TreePicture:
     """The picture of one image's search, on a canvas whose unit is the longer side of a thumbnail."""
 
-    def __init__(self, result: SearchResult, index: int, names: Sequence[str] | None, limit: int) -> None:
+    def __init__(
+        self, result: SearchResult, index: int, names: Sequence[str] | None, limit: int, first: Sequence[int] = ()
+    ) -> None:
         self.result, self.index, self.names = result, index, names
         self.alone = int(result.bare[index].argmax())
         self.trace = [level for level in result.trace if isinstance(level, LevelTrace)]
@@ -76,6 +80,13 @@ class TreePicture:
             for depth, level in enumerate(self.trace)
             for slot in level.active[index].nonzero()[:, 0].tolist()
         ]
+        kept = [
+            int(level.labels[index].flatten()[place])
+            for level in reversed(self.trace)
+            for place in level.chosen[index].tolist()
+            if place >= 0
+        ]
+        self.colours = label_colours([*first, int(result.labels[index]), self.alone, *kept])
         self.width, self.height = thumb_size(result)
         self.pitch = max(self.width, 0.75) + 0.28
         self.gutter = 0.6 + 0.13 * result.hypotheses.active.shape[1]
@@ -111,14 +122,18 @@ class TreePicture:
     def _band(self, depth: int, top: float, low: float) -> None:
         self.axes.fill_between([0, self.right + self.gutter], low, top + 0.4, color=BAND, lw=0, zorder=0)
         say(self.axes, 0.15, top - 0.1, f"level {depth + 1}", 7, FAINT, ha="left")
-        say(self.axes, 0.15, top - 0.36, group_title(self.trace[depth].group), 9, ha="left", weight="bold")
+        group = self.trace[depth].group
+        say(self.axes, 0.15, top - 0.36, group_title(group), 9, ha="left", weight="bold")
+        if group.name == "rotation":
+            say(self.axes, 0.15, top - 0.6, "turned back by", 7, FAINT, ha="left")
 
     def _ends(self, end: float, first: float) -> None:
         """Draw the input above, the canonical image below, what is said of them, and the colour bar."""
         result, index, half = self.result, self.index, self.height / 2
         label = int(result.labels[index])
         tilt = decompose(result.perturbation[index].double()).describe()
-        found = "the gate kept the model's own answer" if bool(result.gated[index]) else f"perturbation undone: {tilt}"
+        undone = "found upright" if tilt == "upright" else f"found {tilt}; undone here"
+        found = "the gate kept the model's own answer" if bool(result.gated[index]) else undone
         sure = f"canonical: {class_name(self.names, label, 32)} ({float(result.probabilities[index, label]):.0%})"
         poses = torch.stack([torch.eye(3), result.pose[index].cpu().float()])
         pixels = view_pixels(result, result.images[index], poses)
@@ -155,16 +170,18 @@ class TreePicture:
         for column, sample in enumerate(shown):
             x, chosen, rims = self.left + column * self.pitch, kept.get(sample), [(0.055, shade[sample])]
             middle = x + self.width / 2
+            label = int(level.labels[self.index, slot, sample])
             if chosen is not None:
-                rims = [(0.12, hue(chosen)), (0.075, "white"), *rims]
-                self._badge(x - 0.02, top + 0.02, chosen)
+                colour = self.colours.get(label, FAINT)
+                rims = [(0.12, colour), (0.075, "white"), *rims]
+                self._badge(x - 0.02, top + 0.02, chosen, colour)
                 # Nearer the side to which lines leave means a higher lane, so that they do not cross on their way.
                 nearer = [other for other in kept if (other < sample if self._from_left(depth + 1) else other > sample)]
                 lane = len(nearer) if depth + 1 < len(self.trace) else 0
-                starts[chosen] = (middle, low - 0.34, low - 0.46 - 0.13 * lane)
+                starts[chosen] = (middle, low - 0.34, low - 0.46 - 0.13 * lane, colour)
             thumb(self.axes, pixels[column], (x, top), (self.width, self.height), *rims)
             say(self.axes, middle, top + 0.24, text(at[sample]), 6.5, FAINT if level.parameters[sample] else INK)
-            word = class_name(self.names, int(level.labels[self.index, slot, sample]), 11)
+            word = class_name(self.names, label, 11)
             say(self.axes, middle, low - 0.22, word, 7.5, weight="normal" if chosen is None else "bold")
 
     def _from_left(self, depth: int) -> bool:
@@ -173,12 +190,12 @@ class TreePicture:
 
     def _arrive(self, start: Start, depth: int, slot: int, top: float, right: float) -> None:
         """Draw the line of a hypothesis from the view that was kept to the row (or the image) it leads to."""
-        (x, y, lane), middle, away = start, top - self.height / 2, 0.5 + 0.13 * slot
+        (x, y, lane, colour), middle, away = start, top - self.height / 2, 0.5 + 0.13 * slot
         edge, side = self.left - 0.3, self.left - away
         if not self._from_left(depth):
             edge, side = right + 0.1, self.right + away
-        self._line([(x, y), (x, lane), (side, lane), (side, middle), (edge, middle)], hue(slot))
-        self._badge(edge, middle, slot)
+        self._line([(x, y), (x, lane), (side, lane), (side, middle), (edge, middle)], colour)
+        self._badge(edge, middle, slot, colour)
 
     def _line(self, points: list[tuple[float, float]], colour: str) -> None:
         """Draw a polyline with round corners."""
@@ -190,8 +207,8 @@ class TreePicture:
             path += [(1 - t) ** 2 * start + 2 * t * (1 - t) * corner + t**2 * stop for t in np.linspace(0, 1, 9)]
         self.axes.plot(*np.array([*path, corners[-1]]).T, color=colour, lw=1.6, zorder=1)
 
-    def _badge(self, x: float, y: float, slot: int) -> None:
-        box = {"boxstyle": "round,pad=0.25", "fc": hue(slot), "ec": "white", "lw": 0.8}
+    def _badge(self, x: float, y: float, slot: int, colour: str) -> None:
+        box = {"boxstyle": "round,pad=0.25", "fc": colour, "ec": "white", "lw": 0.8}
         say(self.axes, x, y, f"H{slot}", 6, "white", weight="bold", bbox=box, zorder=6)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,7 @@ from torch import Tensor
 from headtilt.geometry.warp import warp
 from headtilt.model.predictor import Predictor
 from headtilt.sources import Adapted
-
-if TYPE_CHECKING:
-    pass
+from headtilt.sources.preprocessing import Normalised
 
 MOST_IMAGES = 48
 # What other models want: mean and deviation of pixels in 0 … 1.
@@ -93,7 +91,9 @@ def health(predictor: Predictor, images: Tensor) -> Health:
 
     confidence, agreement, logits = seen()
     better = None
-    for name, (mean, deviation) in NORMALISATIONS.items():
+    # More contrast makes many a model surer: only one that brings no normalisation can be missing it.
+    missing = not isinstance(predictor.model, Normalised) or bool((predictor.model.deviation == 1).all())
+    for name, (mean, deviation) in NORMALISATIONS.items() if missing else ():
         if len(mean) not in (1, some.shape[1]):
             continue
         there, agrees, _ = seen(mean, deviation)

@@ -71,7 +71,9 @@ class Play:
         result = results[method]
         walked = bool(result.trace) and all(isinstance(level, LevelTrace) for level in result.trace)
         if walked:
-            return figure_html(plot.tree(result, 0, names=self.names), f"search tree, {method}")
+            return figure_html(
+                plot.tree(result, 0, names=self.names, first=labels_of(results)), f"search tree, {method}"
+            )
         drawn = plot.views(result, 0, names=self.names, first=labels_of(results))
         return figure_html(drawn, f"views seen, {method}")
 

@@ -109,7 +109,7 @@ def tilt_words(result: SearchResult) -> str:
     """Return how the first image was found tilted and what was undone: "turned by +100°, turned back by −100°"."""
     parts = decompose(result.perturbation[0].double())
     degrees = round(math.degrees(float(parts.rotation)))
-    others = [part for part in parts.describe().split(", ") if not part.startswith(("rotation", "upright"))]
+    others = [part for part in parts.describe().split(", ") if not part.startswith(("turned by", "upright"))]
     said = [f"turned by {degrees:+d}°, turned back by {-degrees:+d}°"] if degrees else []
     words = ", ".join(said + others).replace("-", "−") or "found upright, left as it came"
     return f"{words}; the gate kept the model's answer" if bool(result.gated[0]) else words

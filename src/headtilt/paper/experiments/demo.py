@@ -30,7 +30,6 @@ from headtilt.paper.experiments.methods import Predict, Setting, build, searchin
 from headtilt.paper.experiments.report import fractions, need_matplotlib, networks, write_json
 from headtilt.presets import accurate, paper3
 from headtilt.result import SearchResult
-from headtilt.search.tree import Tree
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -203,28 +202,28 @@ def pictures(
 ) -> tuple[str, list[Path]]:
     """Return in words the search of one digit that the network alone gets wrong, and the files written.
 
-    The tree walks level by level as the paper's does, with the fitted head in place of the bare energy.
+    The words and the picture are of one and the same search.
     """
     images, truth = tilted.images[:SHOWN], tilted.labels[:SHOWN]
-    walking = robust.but(levels=robust.plan.levels, search=Tree(confidence="energy"), readout="incumbent", gate=None)
-    found, walked = robust.search(images), walking.search(images)
-    number = choose(found, walked, truth)
+    found = robust.search(images)
+    number = choose(found, truth)
+    one = robust.search(images[number : number + 1])
+    digits = [f"digit {name}" for name in names]
     many = f"accuracy (%), {report['count']} tilted digits, {networks(report)}"
     figures = {
         "accuracy": plot.bars(fractions(report), title="Tilted digits", highlight=[OURS], xlabel=many),
         "before-after": plot.before_after(found, count=10, names=names, truth=truth),
-        "tree": plot.tree(walked, number, names=names),
-        "orbit": plot.orbit(walking, images[number], names=names),
+        "search": plot.explain(robust, one, names=digits, title="One digit, and how it was found out"),
     }
-    words = robust.search(images[number : number + 1]).describe(0, names=[f"digit {name}" for name in names])
+    words = one.describe(0, names=digits)
     words += f"\nin truth: {decompose(tilted.transforms[number].double()).describe()}, digit {int(truth[number])}"
     return words, [plot.save(figure, out / f"{name}.png") for name, figure in figures.items()]
 
 
-def choose(found: SearchResult, walked: SearchResult, truth: Tensor) -> int:
-    """Return the first digit, turned by 60° to 150°, that the network alone gets wrong and both searches right."""
+def choose(found: SearchResult, truth: Tensor) -> int:
+    """Return the first digit, turned by 60° to 150°, that the network alone gets wrong and the search right."""
     alone = found.bare.argmax(1).cpu()
-    turned = decompose(walked.perturbation.double()).rotation.abs().rad2deg().cpu()
-    rescued = (alone != truth) & (found.labels.cpu() == truth) & (walked.labels.cpu() == truth)
+    turned = decompose(found.perturbation.double()).rotation.abs().rad2deg().cpu()
+    rescued = (alone != truth) & (found.labels.cpu() == truth)
     good = rescued & (turned > 60) & (turned < 150) & ~found.gated.cpu()
     return int((good.float() + rescued.float()).argmax())

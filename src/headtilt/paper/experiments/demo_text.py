@@ -34,7 +34,7 @@ def say(console: Console, report: dict[str, Any], words: str, paths: Sequence[Pa
         f"\n[bold]Tilted {bare['accuracy']:.0f} → {ours['accuracy']:.0f} %, upright {bare['upright_accuracy']:.1f} → "
         f"{ours['upright_accuracy']:.1f} %[/bold], fitted in {ours['fit_seconds']:.0f} s per network."
     )
-    console.print("\n[bold]One digit in words[/bold] (tree.png, orbit.png)")
+    console.print("\n[bold]One digit in words[/bold] (search.png)")
     console.print(Padding(words, (0, 0, 0, 2)))
     console.print(f"\n[bold]Pictures[/bold] in {paths[0].parent}/: {', '.join(path.name for path in paths)}")
     console.print(f"[dim]{seconds:.0f} s. Next: headtilt evaluate digits --networks 5, or --help.[/dim]")
