@@ -202,7 +202,7 @@ def fit(
     out: Annotated[Path, typer.Option("--out", metavar="BUNDLE", help="Folder for the bundle.")],
     levels: Levels = None,
     preset: Annotated[
-        str, typer.Option(help="accurate; fast: a quarter of the views; documents: quarter turns, four views.")
+        str, typer.Option(help="accurate; fast: 14 views at most; documents: quarter turns, four views.")
     ] = "accurate",
     method: Annotated[str, typer.Option(help="head (best), balance (quickest), prototypes, neighbours.")] = "head",
     promise: Annotated[
