@@ -7,6 +7,7 @@ is what the module layer1 gives. Early layers tell how an image lies, late ones 
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,8 +81,11 @@ def tapped_module(model: Model, name: str) -> nn.Module:
 def taps(model: Model, names: Sequence[str]) -> Iterator[list[list[Tensor]]]:
     """Collect what each tap reads, as vectors (V, D), in the lists that are yielded."""
     read: list[list[Tensor]] = [[] for _ in names]
+    here = threading.get_ident()
 
     def note(tap: list[Tensor], name: str, value: Any) -> None:
+        if threading.get_ident() != here:  # somebody else's call of the same model
+            return
         tensor = first_tensor(value)
         if tensor is None:
             raise ModelError(f"the feature tap {name!r} met no tensor. Name another module with features=.")
@@ -94,9 +98,9 @@ def taps(model: Model, names: Sequence[str]) -> Iterator[list[list[Tensor]]]:
 
 def _hooked(module: nn.Module, name: str, tap: list[Tensor], note: Callable[[list[Tensor], str, Any], None]) -> Any:
     if name.endswith(OUTPUT):
-        return module.register_forward_hook(by_this_thread(lambda _, inputs, output: note(tap, name, output)))  # noqa: ARG005
+        return module.register_forward_hook(lambda _, inputs, output: note(tap, name, output))  # noqa: ARG005
     return module.register_forward_pre_hook(
-        by_this_thread(lambda _, inputs, named: note(tap, name, [*inputs, *named.values()])), with_kwargs=True
+        lambda _, inputs, named: note(tap, name, [*inputs, *named.values()]), with_kwargs=True
     )
 
 
