@@ -4,8 +4,8 @@ mutmut makes the mutants and finds out which tests reach which function. A seede
 each file as its share of all, is then judged here, each in a process forked from one that has imported everything:
 mutmut's own workers hang where torch has threads. A mutant that no test notices is a survivor; see survivors.md.
 
-What was judged is kept in .mutants/, and a run that is started again goes on from there: with other sources from the
-beginning; with the same sources and other tests, it judges again what no test had noticed.
+What was judged is kept in .mutants/, and a run that is started again goes on from there. Mutants of files that changed
+are judged again; with other tests, those that no test had noticed are, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,16 @@ FOLDER = ROOT / ".mutants"
 def made(folder: Path) -> dict[str, list[str]]:
     """Return the names of all mutants by file, after mutmut has made them in a copy of the sources."""
     metas = {name: folder / "mutants/src/headtilt" / f"{name}.meta" for name in FILES}
-    state = {"sources": digest("src"), "tests": digest("tests"), "files": list(FILES), "selection": list(TESTS)}
+    sources = {name: digest([ROOT / "src/headtilt" / name]) for name in FILES}
+    state = {"sources": sources, "tests": digest((ROOT / "tests").rglob("*.py")), "selection": list(TESTS)}
     path = folder / "state.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     if {**before, "made": True} != {**state, "made": True}:
-        kept = verdicts(folder) if before.get("sources") == state["sources"] else {}
+        same = {name for name in FILES if before.get("sources", {}).get(name) == sources[name]}
+        kept = noticed(verdicts(folder), same)
         shutil.rmtree(folder, ignore_errors=True)
         copied(folder)
-        (folder / "found.json").write_text(json.dumps({one: what for one, what in kept.items() if what == "killed"}))
+        (folder / "found.json").write_text(json.dumps(kept))
         before = {**state, "made": False}
         path.write_text(json.dumps(before))
     if not before["made"]:
@@ -88,12 +91,18 @@ def made(folder: Path) -> dict[str, list[str]]:
     return {name: sorted(json.loads(meta.read_text())["exit_code_by_key"]) for name, meta in metas.items()}
 
 
-def digest(part: str) -> str:
-    """Return the SHA-256 of all Python files in a folder of the repository."""
+def digest(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of some files of the repository, names included."""
     found = hashlib.sha256()
-    for path in sorted((ROOT / part).rglob("*.py")):
+    for path in sorted(paths):
         found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     return found.hexdigest()
+
+
+def noticed(found: dict[str, str], files: set[str]) -> dict[str, str]:
+    """Return the verdicts that stand when tests or other files change: mutants of these files that a test noticed."""
+    modules = {"headtilt." + file.removesuffix(".py").replace("/", ".") for file in files}
+    return {one: what for one, what in found.items() if what == "killed" and one.rpartition(".")[0] in modules}
 
 
 def verdicts(folder: Path) -> dict[str, str]:
@@ -133,11 +142,12 @@ def surroundings() -> dict[str, str]:
 
 
 def sampled(mutants: dict[str, list[str]], count: int, seed: int) -> list[str]:
-    """Return a seeded sample, each file with its share."""
+    """Return a seeded sample, each file with its share, whatever becomes of other files."""
     total = sum(map(len, mutants.values()))
-    chosen = random.Random(seed)
     shares = {name: min(len(names), max(1, round(count * len(names) / total))) for name, names in mutants.items()}
-    return [name for file, names in mutants.items() for name in chosen.sample(names, shares[file])]
+    # The names in an order that is drawn, of which a share that grows or shrinks takes more or less.
+    drawn = {file: random.Random(f"{seed} {file}").sample(names, len(names)) for file, names in mutants.items()}
+    return [name for file, names in drawn.items() for name in names[: shares[file]]]
 
 
 def judged(folder: Path, names: list[str], seconds: float) -> dict[str, str]:

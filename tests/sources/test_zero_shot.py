@@ -131,7 +131,7 @@ from transformers import CLIPImageProcessor as Processor
 
 @pytest.mark.parametrize("place", ["config.json", "preprocessor_config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("kind", ["known", "evil"])
-def test_code_that_lies_in_such_a_checkpoint_is_never_run_whatever_anybody_answers(checkpoint, monkeypatch, place, kind):
+def test_code_in_such_a_checkpoint_is_never_run_whatever_anybody_answers(checkpoint, monkeypatch, place, kind):
     import builtins
 
     marker = checkpoint / "ran"
