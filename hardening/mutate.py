@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -80,7 +81,9 @@ def made(folder: Path) -> dict[str, list[str]]:
     if {**before, "made": True} != {**state, "made": True}:
         same = {name for name in FILES if before.get("sources", {}).get(name) == sources[name]}
         kept = noticed(verdicts(folder), same)
-        shutil.rmtree(folder, ignore_errors=True)
+        # With the same sources mutmut goes on from what it made, and looks at new tests alone.
+        for part in [folder / "tests", folder / "mutants/tests"] if len(same) == len(FILES) else [folder]:
+            shutil.rmtree(part, ignore_errors=True)
         copied(folder)
         (folder / "found.json").write_text(json.dumps(kept))
         before = {**state, "made": False}
@@ -112,9 +115,9 @@ def verdicts(folder: Path) -> dict[str, str]:
 
 
 def copied(folder: Path) -> None:
-    """Copy what mutmut needs into a new folder, and tell it there what to do."""
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy what mutmut needs into a folder, and tell it there what to do."""
+    for part in ("src", "tests"):  # times of change are kept: by them mutmut knows what is new
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     settings = {
         "source_paths": ["src"],
         "only_mutate": [f"src/headtilt/{name}" for name in FILES],
@@ -142,9 +145,9 @@ def surroundings() -> dict[str, str]:
 
 
 def sampled(mutants: dict[str, list[str]], count: int, seed: int) -> list[str]:
-    """Return a seeded sample, each file with its share, whatever becomes of other files."""
+    """Return a seeded sample, each file with its share rounded up, whatever becomes of other files."""
     total = sum(map(len, mutants.values()))
-    shares = {name: min(len(names), max(1, round(count * len(names) / total))) for name, names in mutants.items()}
+    shares = {file: math.ceil(count * len(names) / total) for file, names in mutants.items()}
     # The names in an order that is drawn, of which a share that grows or shrinks takes more or less.
     drawn = {file: random.Random(f"{seed} {file}").sample(names, len(names)) for file, names in mutants.items()}
     return [name for file, names in drawn.items() for name in names[: shares[file]]]
