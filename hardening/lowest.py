@@ -64,7 +64,7 @@ def tests(python: str, chosen: tuple[str, ...] = TESTS) -> dict[str, Any]:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    last = (done.stdout.strip().splitlines() or [done.stderr[-500:]])[-1]
+    last = (done.stdout.strip().splitlines() or [done.stderr[-500:]])[-1].strip("= ")
     failed = sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)))
     return {"tests": chosen, "summary": last, "failed": failed, "exit_code": done.returncode}
 

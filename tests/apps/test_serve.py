@@ -428,6 +428,36 @@ def test_headers_that_do_not_arrive_are_given_up(served):
     assert served.talk(b"") == b""
 
 
+def test_bodies_that_nobody_reads_are_not_received_for_ever(served):
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    with served.connect() as sock:
+        sock.sendall(ask)
+        reply, deadline = b"", time.monotonic() + 20
+        sock.settimeout(0.1)
+        while time.monotonic() < deadline:
+            try:
+                sock.sendall(b"x")  # one byte in ten a second: never silent, never done
+                if not (found := sock.recv(1000)):
+                    break
+                reply += found
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the connection is still open")
+    assert reply.startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_comes_after_its_answer_leaves_the_connection_in_use(served):
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    with served.connect() as sock:
+        sock.sendall(ask + b"Content-Length: 4\r\n\r\n")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        sock.sendall(b"body" + ask.replace(b"healthz", b"nowhere") + b"Connection: close\r\n\r\n")
+        assert b"HTTP/1.1 404" in everything(sock)
+
+
 def test_second_requests_of_a_connection_are_watched_too(served):
     reply = served.talk(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
     assert reply.count(b"HTTP/1.1") == 1

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 pytest.importorskip("resource", reason="processes are limited by their means on Unix alone")
-from hardening.mutate import FILES, TESTS, meaning, noticed, sampled
+from hardening.mutate import FILES, TESTS, meaning, noticed, quickest, sampled
 from hardening.record import ROOT
 
 
@@ -62,3 +62,9 @@ def test_what_was_noticed_stands_for_files_that_did_not_change():
         "headtilt.result.x_concatenate__mutmut_1": "killed",
     }
     assert noticed(found, {"search/joint.py"}) == {"headtilt.search.joint.x_look__mutmut_7": "killed"}
+
+
+def test_the_quickest_tests_judge_first_as_long_as_there_is_time():
+    lasted = {"slow": 9.0, "quick": 0.5, "other": 1.0}
+    assert quickest(lasted, 2.0) == ["quick", "other"]
+    assert quickest(lasted, 0.1) == ["quick"]
