@@ -12,6 +12,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 class Upstream(BaseHTTPRequestHandler):
     """Stands for the service, and notes what reaches it."""
 
-    seen: list[tuple[str, str, int]] = []
+    seen: ClassVar[list[tuple[str, str, int]]] = []
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -34,7 +35,8 @@ class Upstream(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"ok")
 
-    do_GET = do_POST
+    def do_GET(self):
+        self.do_POST()
 
     def log_message(self, *_):
         pass
