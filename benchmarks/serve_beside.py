@@ -2,7 +2,7 @@
 
     python benchmarks/serve_beside.py /path/to/another/checkout --json results/serve-beside.json
 
-Both services run all the time; only one at a time is asked. What counts is the ratio within each pair of bursts. How long
+Both services run all the time; only one at a time is asked. What counts is the ratio within each pair of bursts. What
 all processes of a service compute for a request tells of its cost where the machine has other things to do as well.
 """
 
