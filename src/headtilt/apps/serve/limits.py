@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from headtilt.errors import at_least, positive
+from headtilt.sources.decoders import trim_memory
 
 # The formats that cameras, scanners and browsers write; Pillow knows many more, some of which run other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -198,13 +196,6 @@ async def _part(request: Any, body: bytes) -> bytes:
         # Of forms that break off or break rules the parser forgets files; all that it opened are here.
         for opened in getattr(parser, "_files_to_close_on_error", ()):
             opened.close()
-
-
-def trim_memory() -> None:
-    """Give memory that is free back to the system, where the C library can: glibc keeps it in shreds otherwise."""
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _too_many() -> RefusedError:
