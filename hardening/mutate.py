@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from importlib import metadata
 from itertools import accumulate
@@ -82,9 +82,7 @@ def made(folder: Path) -> dict[str, list[str]]:
     if {**before, "made": True} != {**state, "made": True}:
         same = {name for name in FILES if before.get("sources", {}).get(name) == sources[name]}
         kept = noticed(verdicts(folder), same)
-        # With the same sources mutmut goes on from what it made, and looks at new tests alone.
-        for part in [folder / "tests", folder / "mutants/tests"] if len(same) == len(FILES) else [folder]:
-            shutil.rmtree(part, ignore_errors=True)
+        clear(folder, {folder / "mutants/src/headtilt" / name for name in same})
         copied(folder)
         (folder / "found.json").write_text(json.dumps(kept))
         before = {**state, "made": False}
@@ -93,6 +91,18 @@ def made(folder: Path) -> dict[str, list[str]]:
         make(folder)
         path.write_text(json.dumps({**state, "made": True}))
     return {name: sorted(json.loads(meta.read_text())["exit_code_by_key"]) for name, meta in metas.items()}
+
+
+def clear(folder: Path, same: set[Path]) -> None:
+    """Remove all but mutants of files that did not change: with all of those mutmut looks at new tests alone."""
+    if len(same) < len(FILES):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in [*folder.glob("src/**/*.py"), *folder.glob("mutants/src/**/*.py")]:
+        if path not in same and folder / "mutants" / path.relative_to(folder) not in same:
+            path.unlink()
+    for part in ("tests", "mutants/tests"):
+        shutil.rmtree(folder / part, ignore_errors=True)
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -191,10 +201,17 @@ def judge(folder: Path, seconds: float) -> None:
 
 
 def quickest(lasted: dict[str, float], seconds: float) -> list[str]:
-    """Return the tests that last for so many seconds together, the quickest first; one at least."""
+    """Return the quickest tests that last for so many seconds together, one at least: file by file, the quickest first.
+
+    What the tests of a file share is made once for as long as they follow one another.
+    """
     ordered = sorted(lasted, key=lambda test: lasted[test])
     ends = accumulate(lasted[test] for test in ordered)
-    return [test for test, end in zip(ordered, ends, strict=True) if end <= seconds] or ordered[:1]
+    chosen = [test for test, end in zip(ordered, ends, strict=True) if end <= seconds] or ordered[:1]
+    files: dict[str, float] = defaultdict(float)
+    for test in chosen:
+        files[test.partition("::")[0]] += lasted[test]
+    return sorted(chosen, key=lambda test: files[test.partition("::")[0]])
 
 
 def verdict(name: str, tests: list[str]) -> str:

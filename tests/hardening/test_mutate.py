@@ -64,7 +64,7 @@ def test_what_was_noticed_stands_for_files_that_did_not_change():
     assert noticed(found, {"search/joint.py"}) == {"headtilt.search.joint.x_look__mutmut_7": "killed"}
 
 
-def test_the_quickest_tests_judge_first_as_long_as_there_is_time():
-    lasted = {"slow": 9.0, "quick": 0.5, "other": 1.0}
-    assert quickest(lasted, 2.0) == ["quick", "other"]
-    assert quickest(lasted, 0.1) == ["quick"]
+def test_the_quickest_tests_judge_file_by_file_as_long_as_there_is_time():
+    lasted = {"a::slow": 9.0, "a::quick": 0.1, "b::two": 0.3, "b::one": 0.2, "a::three": 0.5}
+    assert quickest(lasted, 2.0) == ["b::one", "b::two", "a::quick", "a::three"]
+    assert quickest(lasted, 0.05) == ["a::quick"]
