@@ -64,7 +64,7 @@ TESTS = (
     *(f"tests/model/test_{name}.py" for name in ("bad_models", "taps", "evidence", "chunking", "dropout")),
     "tests/hardening/test_mutants.py",
 )
-PATIENCE = 120  # seconds of computing for one mutant
+PATIENCE = 60  # seconds of computing for one mutant
 TESTS_SECONDS = 15  # of the tests that reach a mutant, the quickest: what none of them notices counts as not noticed
 CONTROLS = 40  # tests that must pass before the first mutant
 IDLE = 10  # times as long by the clock, on a machine that has other things to do
@@ -103,6 +103,7 @@ def clear(folder: Path, same: set[Path]) -> None:
             path.unlink()
     for part in ("tests", "mutants/tests"):
         shutil.rmtree(folder / part, ignore_errors=True)
+    (folder / "prepared.json").unlink(missing_ok=True)
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -186,6 +187,8 @@ def judge(folder: Path, seconds: float) -> None:
     os.environ["MUTANT_UNDER_TEST"] = "none"
     with open(os.devnull, "w", encoding="utf-8") as silent, contextlib.redirect_stdout(silent):
         collected = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *TESTS])
+    making = prepared(folder)
+    lasted = {test: seconds + making.get(test, 0.0) for test, seconds in lasted.items()}
     if collected != 0 or verdict("none", quickest(lasted, TESTS_SECONDS)[:CONTROLS]) != "survived":
         raise SystemExit("the tests fail without any mutant: no verdict would mean anything.")
     found, end = verdicts(folder), time.monotonic() + seconds
@@ -214,6 +217,40 @@ def quickest(lasted: dict[str, float], seconds: float) -> list[str]:
     return sorted(chosen, key=lambda test: files[test.partition("::")[0]])
 
 
+def prepared(folder: Path) -> dict[str, float]:
+    """Return how long it takes to make what each test needs, shared by the tests of a file: mutmut times calls alone."""
+    path = folder / "prepared.json"
+    process = os.fork() if not path.exists() else None
+    if process == 0:
+        import pytest
+
+        silence()
+        seconds: dict[str, float] = {}
+
+        class Watch:
+            def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+                if call.when == "setup":
+                    seconds[item.nodeid] = call.duration
+
+        pytest.main(["--setup-only", "-q", "-p", "no:cacheprovider", *TESTS], plugins=[Watch()])
+        files: dict[str, list[str]] = defaultdict(list)
+        for test in seconds:
+            files[test.partition("::")[0]].append(test)
+        shares = {one: sum(map(seconds.__getitem__, tests)) / len(tests) for tests in files.values() for one in tests}
+        path.write_text(json.dumps(shares))
+        os._exit(0)
+    if process is not None:
+        os.waitpid(process, 0)
+    return dict(json.loads(path.read_text()))
+
+
+def silence() -> None:
+    """Let nothing that this process says be heard."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+
+
 def verdict(name: str, tests: list[str]) -> str:
     """Return whether the tests notice one mutant, quickest first, in a process of its own."""
     import pytest
@@ -222,9 +259,7 @@ def verdict(name: str, tests: list[str]) -> str:
     if process == 0:
         os.environ["MUTANT_UNDER_TEST"] = name
         resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE + 5))
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
+        silence()
         os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests])))
     end = time.monotonic() + PATIENCE * IDLE
     while time.monotonic() < end:

@@ -282,6 +282,18 @@ def test_images_that_cost_too_much_are_refused_and_counted():
     assert 'headtilt_decodes_total{outcome="killed"} 0.0' in text
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process")
+def test_images_that_take_too_much_memory_are_counted_as_killed(monkeypatch):
+    monkeypatch.setattr("headtilt.sources.decoders.BYTES_PER_PIXEL", 0)
+    monkeypatch.setattr("headtilt.sources.decoders.BESIDE_PIXELS", 20_000_000)
+    app, _ = made()
+    with TestClient(app, "http://localhost") as opened:
+        reply = opened.post("/classify", content=hostile.FILES["deep PNG"](), headers=PNG)
+        assert (reply.status_code, reply.json()["error"]) == (422, "the image takes too much memory to decode.")
+        assert 'headtilt_decodes_total{outcome="killed"} 1.0' in opened.get("/metrics").text
+        assert opened.post("/classify", content=png(250), headers=PNG).status_code == 200
+
+
 def test_it_is_not_ready_while_images_wait_for_too_long(client):
     service = client.app.state.service
     service.lanes[0].waiting["stuck"] = time.monotonic() - 1000
