@@ -218,7 +218,7 @@ def quickest(lasted: dict[str, float], seconds: float) -> list[str]:
 
 
 def prepared(folder: Path) -> dict[str, float]:
-    """Return how long it takes to make what each test needs, shared by the tests of a file: mutmut times calls alone."""
+    """Return how long it takes to make what each test needs, shared by those of a file: mutmut times calls alone."""
     path = folder / "prepared.json"
     process = os.fork() if not path.exists() else None
     if process == 0:
