@@ -7,11 +7,16 @@ import torch
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt.calibration.balance import balance_of_batch
 from headtilt.calibration.distances import Neighbours
+from headtilt.errors import OptionError
 from headtilt.geometry.warp import warp_all
+from headtilt.io import bundle
 from headtilt.model.evidence import Evidence
 from headtilt.search.anneal import Anneal
+from headtilt.search.joint import log_weights
 from headtilt.search.lattice import lattice
+from headtilt.search.run import only
 
 
 @pytest.mark.parametrize(("hot", "cold"), [(2.0, 0.02), (0.5, 0.5)])
@@ -61,3 +66,51 @@ def test_a_lattice_of_three_groups_spreads_each_coordinate_over_its_whole_range(
 
 def test_similarities_are_worth_twenty_logits_unless_said():
     assert Neighbours(torch.zeros(2, 1, 3)).scale == 20.0
+
+
+@pytest.mark.parametrize(
+    ("levels", "views"), [([ht.rotation()], 24), ([ht.rotation(), ht.scale(0.25)], 72), ([ht.quarter_turns()], 4)]
+)
+def test_a_batch_is_balanced_over_more_views_where_there_are_several_levels(levels, views):
+    class Asked:
+        def all_views(self, images, poses, **_):
+            self.poses = len(poses)
+            return Evidence(torch.arange(len(images) * len(poses) * 3.0).reshape(-1, 3).sin())
+
+    asked = Asked()
+    balance_of_batch(asked, torch.rand(4, 1, 6, 6), levels, readout="marginal", padding=0.0, interpolation="bilinear")
+    assert asked.poses == views
+
+
+def test_views_that_stand_for_many_others_count_by_their_number():
+    poses = ht.rotation().matrix(torch.tensor([0.0, 0.5, 1.0]))
+    assert_close(log_weights(poses), torch.zeros(3))
+    assert_close(log_weights(poses, 160).exp(), torch.tensor([1.0, 0.1, 0.1]))
+
+
+def test_an_evaluator_of_some_images_is_asked_for_where_there_is_one():
+    class Narrowing:
+        def __call__(self, index, poses):
+            return index
+
+        def of(self, rows):
+            return lambda index, poses: -rows[index]
+
+    rows, index = torch.tensor([3, 5]), torch.tensor([1, 0, 1])
+    assert only(Narrowing(), rows)(index, None).tolist() == [-5, -3, -5]
+    assert only(lambda index, poses: index, rows)(index, None).tolist() == [5, 3, 5]
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_an_end_of_a_level_that_is_no_number_is_named(end):
+    level = {
+        "name": "turn",
+        "algebra": [[0] * 3] * 3,
+        "low": -1,
+        "high": 1,
+        "periodic": False,
+        "spacing": None,
+        end: "far",
+    }
+    with pytest.raises(OptionError, match=f"^{end} must be"):
+        bundle._group(level)
