@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.calibration.balance import balance_of_batch
 from headtilt.calibration.distances import Neighbours
+from headtilt.calibration.head import OrbitHead
 from headtilt.errors import OptionError
 from headtilt.geometry.warp import warp_all
 from headtilt.io import bundle
@@ -114,3 +115,12 @@ def test_an_end_of_a_level_that_is_no_number_is_named(end):
     }
     with pytest.raises(OptionError, match=f"^{end} must be"):
         bundle._group(level)
+
+
+def test_a_head_adds_a_number_of_its_own_to_every_class():
+    head = OrbitHead(torch.zeros(3), torch.zeros(3), torch.ones(3), source="logits", hidden=4, per_class=True).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+        head.network[-1].bias.copy_(torch.tensor([1.0, 2.0, 3.0, 0.0]))
+    assert_close(head(Evidence(torch.zeros(2, 3))).logits, torch.tensor([[1.0, 2.0, 3.0]] * 2))

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 pytest.importorskip("resource", reason="processes are limited by their means on Unix alone")
-from hardening.mutate import FILES, TESTS, meaning, noticed, quickest, sampled
+from hardening.mutate import FILES, TESTS, meaning, noticed, own, quickest, sampled
 from hardening.record import ROOT
 
 
@@ -68,3 +68,8 @@ def test_the_quickest_tests_judge_file_by_file_as_long_as_there_is_time():
     lasted = {"a::slow": 9.0, "a::quick": 0.1, "b::two": 0.3, "b::one": 0.2, "a::three": 0.5}
     assert quickest(lasted, 2.0) == ["b::one", "b::two", "a::quick", "a::three"]
     assert quickest(lasted, 0.05) == ["a::quick"]
+
+
+def test_the_tests_of_its_own_file_judge_a_mutant_however_slow_they_are():
+    tests = ["tests/calibration/test_gate.py::test_a", "tests/its/test_its.py::test_b"]
+    assert own("headtilt.calibration.gate.x\u01c1Gate\u01c1keeps__mutmut_7", tests) == tests[:1]
