@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt.calibration import fitter
 from headtilt.calibration.balance import balance_of_batch
 from headtilt.calibration.distances import Neighbours
+from headtilt.calibration.fit_images import Seeds
 from headtilt.calibration.head import OrbitHead
-from headtilt.errors import OptionError
+from headtilt.errors import DataError, OptionError
 from headtilt.geometry.warp import warp_all
 from headtilt.io import bundle
 from headtilt.model.evidence import Evidence
@@ -124,3 +128,26 @@ def test_a_head_adds_a_number_of_its_own_to_every_class():
             parameter.zero_()
         head.network[-1].bias.copy_(torch.tensor([1.0, 2.0, 3.0, 0.0]))
     assert_close(head(Evidence(torch.zeros(2, 3))).logits, torch.tensor([[1.0, 2.0, 3.0]] * 2))
+
+
+def test_proposals_beside_a_search_that_has_no_lattice_are_refused_in_a_sentence():
+    head = SimpleNamespace(proposals=SimpleNamespace(poses=7))
+    with pytest.raises(DataError, match="the head proposes 7 poses, and the search has another lattice"):
+        bundle._check_proposals(ht.Tree([ht.rotation()]), head)
+    bundle._check_proposals(SimpleNamespace(choices=7), head)
+
+
+def test_proposals_are_taught_by_the_statistics_of_the_head(monkeypatch):
+    mean, deviation = torch.full((4,), 0.5), torch.full((4,), 2.0)
+    head = OrbitHead(torch.zeros(3), mean, deviation, source="features", hidden=4, per_class=True)
+    told = []
+    monkeypatch.setattr(fitter, "fit_proposals", lambda *words: told.append(words))
+    fitting = object.__new__(fitter.Fitting)
+    plan = ht.Joint([ht.rotation()], budget=8, lattice=16)
+    asked = {"fitter": SimpleNamespace(plan=plan, recipe=SimpleNamespace(hidden=9)), "seeds": Seeds(0)}
+    for name, value in asked.items():
+        object.__setattr__(fitting, name, value)
+    assert fitting._proposes(head, SimpleNamespace(orbits="orbits"))
+    ((orbits, poses, mean, deviation, hidden, _),) = told
+    assert (orbits, len(poses), hidden) == ("orbits", plan.choices, 9)
+    assert (mean.tolist(), deviation.tolist()) == ([0.5] * 4, [2.0] * 4)

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 pytest.importorskip("resource", reason="processes are limited by their means on Unix alone")
-from hardening.mutate import FILES, TESTS, meaning, noticed, own, quickest, sampled
+from hardening.mutate import FILES, TESTS, judges, meaning, noticed, quickest, sampled
 from hardening.record import ROOT
 
 
@@ -70,6 +70,8 @@ def test_the_quickest_tests_judge_file_by_file_as_long_as_there_is_time():
     assert quickest(lasted, 0.05) == ["a::quick"]
 
 
-def test_the_tests_of_its_own_file_judge_a_mutant_however_slow_they_are():
-    tests = ["tests/calibration/test_gate.py::test_a", "tests/its/test_its.py::test_b"]
-    assert own("headtilt.calibration.gate.x\u01c1Gate\u01c1keeps__mutmut_7", tests) == tests[:1]
+def test_the_tests_of_its_own_file_judge_a_mutant_although_others_are_quicker():
+    own, others = "tests/calibration/test_gate.py::test_a", {f"tests/its/test_its.py::{n}": 1.0 for n in range(15)}
+    name = "headtilt.calibration.gate.x\u01c1Gate\u01c1keeps__mutmut_7"
+    assert judges(name, {own: 9.0, **others}) == [*others, own]
+    assert judges(name, {own: 9.0}) == [own]
