@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +15,17 @@ from headtilt.calibration.balance import balance_of_batch
 from headtilt.calibration.distances import Neighbours
 from headtilt.calibration.fit_images import Seeds
 from headtilt.calibration.head import OrbitHead
-from headtilt.errors import DataError, OptionError
+from headtilt.errors import DataError, MissingExtraError, OptionError
 from headtilt.geometry.warp import warp_all
-from headtilt.io import bundle
+from headtilt.io import bundle, export
+from headtilt.model import taps
 from headtilt.model.evidence import Evidence
+from headtilt.model.predictor import Predictor
 from headtilt.search.anneal import Anneal
 from headtilt.search.joint import log_weights
 from headtilt.search.lattice import lattice
 from headtilt.search.run import only
+from tests.toys import TinyNet
 
 
 @pytest.mark.parametrize(("hot", "cold"), [(2.0, 0.02), (0.5, 0.5)])
@@ -151,3 +155,23 @@ def test_proposals_are_taught_by_the_statistics_of_the_head(monkeypatch):
     ((orbits, poses, mean, deviation, hidden, _),) = told
     assert (orbits, len(poses), hidden) == ("orbits", plan.choices, 9)
     assert (mean.tolist(), deviation.tolist()) == ([0.5] * 4, [2.0] * 4)
+
+
+def test_an_export_without_its_extra_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"^onnx and onnxscript.*headtilt\[onnx\]"):
+        export._write_onnx(None, torch.zeros(1), tmp_path / "net.onnx", (), {})
+
+
+def test_features_of_a_plain_callable_are_refused_in_a_sentence():
+    with pytest.raises(OptionError, match=r"^features need an nn\.Module; a plain callable has none"):
+        taps.tapped_module(lambda images: images, "layer")
+
+
+def test_what_goes_with_an_exported_file_has_names_that_readers_know():
+    graph = export.Graph(Predictor(TinyNet().eval()), ht.Tree([ht.rotation()]), None, None, "marginal", 0.0, "bilinear")
+    assert set(export.metadata(graph, (1, 12, 12), ["a"])) == {
+        "headtilt.version",
+        "headtilt.options",
+        "headtilt.labels",
+    }
