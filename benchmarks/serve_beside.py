@@ -2,7 +2,8 @@
 
     python benchmarks/serve_beside.py /path/to/another/checkout --json results/serve-beside.json
 
-Both services run all the time; only one at a time is asked. What counts is the ratio within each pair of bursts.
+Both services run all the time; only one at a time is asked. What counts is the ratio within each pair of bursts. What
+all processes of a service compute for a request tells of its cost where the machine has other things to do as well.
 """
 
 from __future__ import annotations
@@ -71,6 +72,24 @@ def burst(port: int, files: list[bytes], clients: int, seconds: float) -> tuple[
     return sum(counts) / (time.perf_counter() - start), sum(failures)
 
 
+def computed(root: int) -> float:
+    """Return the seconds that a process and its descendants have computed so far."""
+    from hardening.siege import family
+
+    ticks = 0
+    for pid in family(root):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def commit_of(tree: Path) -> str:
+    """Return the commit that a tree is at."""
+    asked_git = ["git", "-C", str(tree), "rev-parse", "HEAD"]
+    return subprocess.run(asked_git, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def main() -> None:
     from batch import images
     from headtilt.paper.experiments.report import metadata, write_json
@@ -85,14 +104,19 @@ def main() -> None:
     _, files = images(400)
     services = {"this": started(HERE), "other": started(options.other)}
     rates: dict[str, list[float]] = {"this": [], "other": []}
+    costs: dict[str, list[float]] = {"this": [], "other": []}
     failed = 0
     try:
         for name in services:
             burst(services[name][1], files, options.clients, options.seconds)  # warms up
         for number in range(options.pairs):
             for name in random.Random(number).sample(list(services), 2):
-                rate, failures = burst(services[name][1], files, options.clients, options.seconds)
+                process, port = services[name]
+                before, start = computed(process.pid), time.perf_counter()
+                rate, failures = burst(port, files, options.clients, options.seconds)
+                answered = rate * (time.perf_counter() - start)
                 rates[name].append(rate)
+                costs[name].append(1000 * (computed(process.pid) - before) / answered)
                 failed += failures
     finally:
         for process, _ in services.values():
@@ -106,7 +130,9 @@ def main() -> None:
         "clients": options.clients,
         "median_requests_per_second": {name: statistics.median(found) for name, found in rates.items()},
         "ratio": {"median": statistics.median(ratios), "quartiles": statistics.quantiles(ratios, n=4)[::2]},
+        "median_computing_ms_per_request": {name: statistics.median(found) for name, found in costs.items()},
         "failures": failed,
+        "other_commit": commit_of(options.other),
     }
     report |= metadata("python benchmarks/serve_beside.py OTHER --json results/serve-beside.json")
     print(json.dumps(report, indent=1))

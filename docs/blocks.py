@@ -14,8 +14,10 @@ from tabular import folded, grid, provenance
 from verdicts import verdict_on
 
 # Long lists, for which the file itself is the place.
-DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent"}
-ABOUT = {"command", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
+DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent", "tests", "replies_to_attackers"} | {
+    "memory_after_by_process_mb", "files_after_each_kill", "pythons",
+}  # fmt: skip
+ABOUT = {"command", "commit", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
     "hardening-crossings": "Every pair of settings",
@@ -50,6 +52,13 @@ def scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]
         yield " · ".join(path), ", ".join(map(shown, plain)) if short else f"{len(value)} of them, in the file"
     else:
         yield " · ".join(path), shown(value)
+
+
+def without(value: Any, names: set[str]) -> Any:
+    """Return a report without the parts of those names, however deep they lie."""
+    if not isinstance(value, dict):
+        return value
+    return {key: without(part, names) for key, part in value.items() if key not in names}
 
 
 def reproduce(name: str) -> str:
@@ -246,7 +255,7 @@ def file_block(name: str, title: str) -> str:
     else:
         body = grid(
             ["", ""],
-            [[key, value] for key, value in scalars({k: report[k] for k in report if k not in ABOUT | DETAILS})],
+            [[key, value] for key, value in scalars(without(report, ABOUT | DETAILS))],
         )
     return f"## {title}\n\n{body}\n\n{provenance(name, report)}"
 

@@ -164,9 +164,11 @@ def main() -> None:
         files = digits(240)
         files[50] = b"no image at all"
         parquet.write_table(pyarrow.table({"image": files}), source, row_group_size=32)
-        subprocess.run(command(source, folder / "whole", "local"), check=True, timeout=900, capture_output=True)
+        whole = subprocess.run(
+            command(source, folder / "whole", "local"), timeout=900, capture_output=True, check=False
+        )
         expected = rows(folder / "whole")
-        figures["inputs"] = len(files)
+        figures |= {"inputs": len(files), "undisturbed": {"exit_code": whole.returncode, "rows": len(expected)}}
         home = folder / "h"
         home.mkdir()
         local = command(source, folder / "local", "local")
@@ -184,9 +186,11 @@ def main() -> None:
         figures["full disk"] = full_disk(folder, words) | compared(rows(folder / "small-copy"), expected)
         figures["read-only folder"] = read_only(folder, command(source, folder / "read-only", "local"))
     survived = [figures[name] for name in ("local", "ray", "node lost", "full disk")]
+    exits = [figures["local"]["exit_code"], figures["ray"]["exit_code"], figures["full disk"]["exit_code_with_room"]]
     told = [figures[name] for name in ("full disk", "read-only folder")]
     figures["kept"] = {
         "every input exactly one row, as in an undisturbed run": all(one["rows_equal"] for one in survived),
+        "in the end the exit code of an undisturbed run": set(exits) == {whole.returncode},
         "killed as often as asked": all(figures[name]["kills"] >= asked.kills for name in ("local", "ray")),
         "errors in a sentence": all(one["exit_code"] != 0 and not one["traceback"] for one in told),
     }

@@ -60,13 +60,13 @@ def check(python: str, versions: dict[str, str], folder: Path) -> dict[str, Any]
 def tests(python: str, chosen: tuple[str, ...] = TESTS) -> dict[str, Any]:
     """Return how some of the tests do with an interpreter."""
     # Old packages warn on their own account: a warning is no error here.
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "--tb=line", *chosen]
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", "--tb=line", *chosen]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    last = done.stdout.strip().splitlines()[-1:]
-    failed = re.findall(r"^FAILED (\S+)|^ERROR (\S+)", done.stdout, re.MULTILINE)
-    return {"tests": chosen, "summary": last, "failed": sorted(filter(None, (a or b for a, b in failed)))}
+    last = (done.stdout.strip().splitlines() or [done.stderr[-500:]])[-1].strip("= ")
+    failed = sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)))
+    return {"tests": chosen, "summary": last, "failed": failed, "exit_code": done.returncode}
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     runs = {**before, f"python {about}, torch {versions['torch']}": found}
     print(record("lowest", {"declared": declared(), "runs": runs}))
     print(json.dumps(found, indent=1))
-    sys.exit(0 if found["installed"] and not found["failed"] else 1)
+    sys.exit(0 if found["installed"] and found["exit_code"] == 0 else 1)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ mutmut makes the mutants and finds out which tests reach which function. A seede
 each file as its share of all, is then judged here, each in a process forked from one that has imported everything:
 mutmut's own workers hang where torch has threads. A mutant that no test notices is a survivor; see survivors.md.
 
-What was judged is kept in .mutants/, and a run that is started again goes on from there: with other sources from the
-beginning; with the same sources and other tests, it judges again what no test had noticed.
+What was judged is kept in .mutants/, and a run that is started again goes on from there. Mutants of files that changed
+are judged again; with other tests, those that no test had noticed are, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -23,8 +24,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +64,8 @@ TESTS = (
     *(f"tests/model/test_{name}.py" for name in ("bad_models", "taps", "evidence", "chunking", "dropout")),
     "tests/hardening/test_mutants.py",
 )
-PATIENCE = 240  # seconds of computing for one mutant; the tests that reach it take at most some hundred
-MOST_TESTS = 400  # of those that reach a mutant, the quickest: what none of them notices counts as not noticed
+PATIENCE = 90  # seconds of computing for one mutant
+TESTS_SECONDS = 15  # of the quickest tests that reach a mutant, and again of those of its own file
 CONTROLS = 40  # tests that must pass before the first mutant
 IDLE = 10  # times as long by the clock, on a machine that has other things to do
 SURVIVORS = Path(__file__).parent / "survivors.md"
@@ -72,14 +75,16 @@ FOLDER = ROOT / ".mutants"
 def made(folder: Path) -> dict[str, list[str]]:
     """Return the names of all mutants by file, after mutmut has made them in a copy of the sources."""
     metas = {name: folder / "mutants/src/headtilt" / f"{name}.meta" for name in FILES}
-    state = {"sources": digest("src"), "tests": digest("tests"), "files": list(FILES), "selection": list(TESTS)}
+    sources = {name: digest([ROOT / "src/headtilt" / name]) for name in FILES}
+    state = {"sources": sources, "tests": digest((ROOT / "tests").rglob("*.py")), "selection": list(TESTS)}
     path = folder / "state.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     if {**before, "made": True} != {**state, "made": True}:
-        kept = verdicts(folder) if before.get("sources") == state["sources"] else {}
-        shutil.rmtree(folder, ignore_errors=True)
+        same = {name for name in FILES if before.get("sources", {}).get(name) == sources[name]}
+        kept = noticed(verdicts(folder), same)
+        clear(folder, {folder / "mutants/src/headtilt" / name for name in same})
         copied(folder)
-        (folder / "found.json").write_text(json.dumps({one: what for one, what in kept.items() if what == "killed"}))
+        (folder / "found.json").write_text(json.dumps(kept))
         before = {**state, "made": False}
         path.write_text(json.dumps(before))
     if not before["made"]:
@@ -88,12 +93,31 @@ def made(folder: Path) -> dict[str, list[str]]:
     return {name: sorted(json.loads(meta.read_text())["exit_code_by_key"]) for name, meta in metas.items()}
 
 
-def digest(part: str) -> str:
-    """Return the SHA-256 of all Python files in a folder of the repository."""
+def clear(folder: Path, same: set[Path]) -> None:
+    """Remove all but mutants of files that did not change: with all of those mutmut looks at new tests alone."""
+    if len(same) < len(FILES):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in [*folder.glob("src/**/*.py"), *folder.glob("mutants/src/**/*.py")]:
+        if path not in same and folder / "mutants" / path.relative_to(folder) not in same:
+            path.unlink()
+    for part in ("tests", "mutants/tests"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    (folder / "prepared.json").unlink(missing_ok=True)
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of some files of the repository, names included."""
     found = hashlib.sha256()
-    for path in sorted((ROOT / part).rglob("*.py")):
+    for path in sorted(paths):
         found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     return found.hexdigest()
+
+
+def noticed(found: dict[str, str], files: set[str]) -> dict[str, str]:
+    """Return the verdicts that stand when tests or other files change: mutants of these files that a test noticed."""
+    modules = {"headtilt." + file.removesuffix(".py").replace("/", ".") for file in files}
+    return {one: what for one, what in found.items() if what == "killed" and one.rpartition(".")[0] in modules}
 
 
 def verdicts(folder: Path) -> dict[str, str]:
@@ -103,9 +127,9 @@ def verdicts(folder: Path) -> dict[str, str]:
 
 
 def copied(folder: Path) -> None:
-    """Copy what mutmut needs into a new folder, and tell it there what to do."""
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy what mutmut needs into a folder, and tell it there what to do."""
+    for part in ("src", "tests"):  # times of change are kept: by them mutmut knows what is new
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     settings = {
         "source_paths": ["src"],
         "only_mutate": [f"src/headtilt/{name}" for name in FILES],
@@ -133,11 +157,12 @@ def surroundings() -> dict[str, str]:
 
 
 def sampled(mutants: dict[str, list[str]], count: int, seed: int) -> list[str]:
-    """Return a seeded sample, each file with its share."""
+    """Return a seeded sample, each file with its share rounded up, whatever becomes of other files."""
     total = sum(map(len, mutants.values()))
-    chosen = random.Random(seed)
-    shares = {name: min(len(names), max(1, round(count * len(names) / total))) for name, names in mutants.items()}
-    return [name for file, names in mutants.items() for name in chosen.sample(names, shares[file])]
+    shares = {file: math.ceil(count * len(names) / total) for file, names in mutants.items()}
+    # The names in an order that is drawn, of which a share that grows or shrinks takes more or less.
+    drawn = {file: random.Random(f"{seed} {file}").sample(names, len(names)) for file, names in mutants.items()}
+    return [name for file, names in drawn.items() for name in names[: shares[file]]]
 
 
 def judged(folder: Path, names: list[str], seconds: float) -> dict[str, str]:
@@ -162,22 +187,78 @@ def judge(folder: Path, seconds: float) -> None:
     os.environ["MUTANT_UNDER_TEST"] = "none"
     with open(os.devnull, "w", encoding="utf-8") as silent, contextlib.redirect_stdout(silent):
         collected = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *TESTS])
-    quickest = sorted(lasted, key=lambda test: lasted[test])[:CONTROLS]
-    if collected != 0 or verdict("none", quickest) != "survived":
+    making = prepared(folder)
+    lasted = {test: seconds + making.get(test, 0.0) for test, seconds in lasted.items()}
+    if collected != 0 or verdict("none", quickest(lasted, TESTS_SECONDS)[:CONTROLS]) != "survived":
         raise SystemExit("the tests fail without any mutant: no verdict would mean anything.")
-    found, end = verdicts(folder), time.monotonic() + seconds
+    found, alike, end = verdicts(folder), explained(), time.monotonic() + seconds
     for number, name in enumerate(names):
         if time.monotonic() > end:
             break
         if name in found:
             continue
-        tests = sorted(
-            (test for test in reached.get(name.rpartition("__mutmut_")[0], ()) if test in lasted),
-            key=lambda test: lasted[test],
-        )[:MOST_TESTS]
-        found[name] = verdict(name, tests) if tests else "untested"
+        tests = {test: lasted[test] for test in reached.get(name.rpartition("__mutmut_")[0], ()) if test in lasted}
+        if name in alike:  # by hand, and it would take the longest
+            found[name] = "survived"
+        else:
+            found[name] = verdict(name, judges(name, tests)) if tests else "untested"
         (folder / "found.json").write_text(json.dumps(found))
         print(f"{number + 1}/{len(names)} {name}: {found[name]}", file=sys.stderr, flush=True)
+
+
+def quickest(lasted: dict[str, float], seconds: float) -> list[str]:
+    """Return the quickest tests that last for so many seconds together, one at least: file by file, the quickest first.
+
+    What the tests of a file share is made once for as long as they follow one another.
+    """
+    ordered = sorted(lasted, key=lambda test: lasted[test])
+    ends = accumulate(lasted[test] for test in ordered)
+    chosen = [test for test, end in zip(ordered, ends, strict=True) if end <= seconds] or ordered[:1]
+    files: dict[str, float] = defaultdict(float)
+    for test in chosen:
+        files[test.partition("::")[0]] += lasted[test]
+    return sorted(chosen, key=lambda test: files[test.partition("::")[0]])
+
+
+def judges(name: str, lasted: dict[str, float]) -> list[str]:
+    """Return the tests that judge a mutant: the quickest; those of its own file, test_gate.py of gate.py; and ours."""
+    files = (f"/test_{name.rpartition('.')[0].rpartition('.')[2]}.py", "/test_mutants.py")
+    own = {test: seconds for test, seconds in lasted.items() if test.partition("::")[0].endswith(files)}
+    return list(dict.fromkeys([*quickest(lasted, TESTS_SECONDS), *(quickest(own, TESTS_SECONDS) if own else ())]))
+
+
+def prepared(folder: Path) -> dict[str, float]:
+    """Return how long it takes to make what each test needs, shared by those of a file: mutmut times calls alone."""
+    path = folder / "prepared.json"
+    process = os.fork() if not path.exists() else None
+    if process == 0:
+        import pytest
+
+        silence()
+        seconds: dict[str, float] = {}
+
+        class Watch:
+            def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+                if call.when == "setup":
+                    seconds[item.nodeid] = call.duration
+
+        pytest.main(["--setup-only", "-q", "-p", "no:cacheprovider", *TESTS], plugins=[Watch()])
+        files: dict[str, list[str]] = defaultdict(list)
+        for test in seconds:
+            files[test.partition("::")[0]].append(test)
+        shares = {one: sum(map(seconds.__getitem__, tests)) / len(tests) for tests in files.values() for one in tests}
+        path.write_text(json.dumps(shares))
+        os._exit(0)
+    if process is not None:
+        os.waitpid(process, 0)
+    return dict(json.loads(path.read_text()))
+
+
+def silence() -> None:
+    """Let nothing that this process says be heard."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
 
 
 def verdict(name: str, tests: list[str]) -> str:
@@ -188,9 +269,7 @@ def verdict(name: str, tests: list[str]) -> str:
     if process == 0:
         os.environ["MUTANT_UNDER_TEST"] = name
         resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE + 5))
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
+        silence()
         os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests])))
     end = time.monotonic() + PATIENCE * IDLE
     while time.monotonic() < end:

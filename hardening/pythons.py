@@ -58,7 +58,7 @@ def main() -> None:
         runs[version] = check(version)
         print(version, json.dumps(runs[version], indent=1))
         print(record("pythons", {"runs": dict(sorted(runs.items()))}))
-    sys.exit(0 if all(run["ran"] and not run["failed"] for run in runs.values()) else 1)
+    sys.exit(0 if all(run["ran"] and run["exit_code"] == 0 for run in runs.values()) else 1)
 
 
 if __name__ == "__main__":

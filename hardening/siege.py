@@ -348,7 +348,7 @@ def batched(folder: Path, files: dict[str, bytes]) -> dict[str, Any]:
             (place / f"{number:03}.png").write_bytes(content)
     for name, content in files.items():
         (mixed / f"{name.replace(' ', '-')}.png").write_bytes(content)
-    rows, seconds, most = {}, {}, 0.0
+    rows, seconds, codes, most = {}, {}, {}, 0.0
     for place in (good, mixed):
         words = [sys.executable, "-m", "headtilt", "predict", str(place), "--model", MODEL, "--levels", LEVELS]
         start = time.monotonic()
@@ -359,7 +359,9 @@ def batched(folder: Path, files: dict[str, bytes]) -> dict[str, Any]:
         if run.poll() is None:
             run.kill()
         seconds[place.name] = round(time.monotonic() - start, 1)
-        found = parquet.read_table(folder / f"rows-{place.name}").to_pylist() if run.returncode == 0 else []
+        codes[place.name] = run.wait()
+        ended = codes[place.name] in (0, 1)  # 1: some rows hold errors
+        found = parquet.read_table(folder / f"rows-{place.name}").to_pylist() if ended else []
         rows[place.name] = {Path(row["path"]).stem: row for row in found}
     alike = [
         name
@@ -372,6 +374,7 @@ def batched(folder: Path, files: dict[str, bytes]) -> dict[str, Any]:
         "rows": len(rows["mixed"]),
         "good_rows_as_alone": len(alike),
         "errors": {name: row["error"].replace(f"{mixed}/", "") for name, row in rows["mixed"].items() if row["error"]},
+        "exit_codes": codes,
         "seconds": seconds,
         "most_memory_mb": round(most, 1),
     }
@@ -389,6 +392,7 @@ def verdict(service: dict[str, Any], batch: dict[str, Any]) -> dict[str, bool]:
         "ends in time": service["seconds_to_end"] <= GRACE and service["processes_left"] == 0,
         "no traceback in the log": service["tracebacks_in_log"] == 0,
         "a row for every input": batch["rows"] == batch["inputs"] and batch["good_rows_as_alone"] == 40,
+        "the exit code tells of failed rows": batch["exit_codes"] == {"good": 0, "mixed": 1},
     }
 
 

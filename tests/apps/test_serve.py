@@ -213,7 +213,7 @@ async def gathered(app, bodies):
 
 
 def test_requests_that_come_together_are_searched_together_and_a_bad_one_fails_alone():
-    app, model = made(Limits(batch=16, wait_ms=40))
+    app, model = made(Limits(batch=16, wait_ms=3000))  # time enough to decode all of them on a busy machine
     greys = [0, 250, 100, 250, 0, 250, 0, 250]
     replies = asyncio.run(gathered(app, [png(grey) for grey in greys]))
     assert [reply.status_code for reply in replies] == [500 if grey == 100 else 200 for grey in greys]
@@ -280,6 +280,18 @@ def test_images_that_cost_too_much_are_refused_and_counted():
     assert 'headtilt_decodes_total{outcome="refused"} 2.0' in text
     assert 'headtilt_decodes_total{outcome="timed_out"} 1.0' in text
     assert 'headtilt_decodes_total{outcome="killed"} 0.0' in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process")
+def test_images_that_take_too_much_memory_are_counted_as_killed(monkeypatch):
+    monkeypatch.setattr("headtilt.sources.decoders.BYTES_PER_PIXEL", 0)
+    monkeypatch.setattr("headtilt.sources.decoders.BESIDE_PIXELS", 20_000_000)
+    app, _ = made()
+    with TestClient(app, "http://localhost") as opened:
+        reply = opened.post("/classify", content=hostile.FILES["deep PNG"](), headers=PNG)
+        assert (reply.status_code, reply.json()["error"]) == (422, "the image takes too much memory to decode.")
+        assert 'headtilt_decodes_total{outcome="killed"} 1.0' in opened.get("/metrics").text
+        assert opened.post("/classify", content=png(250), headers=PNG).status_code == 200
 
 
 def test_it_is_not_ready_while_images_wait_for_too_long(client):
@@ -426,6 +438,36 @@ def test_a_body_that_does_not_arrive_is_given_up(served):
 def test_headers_that_do_not_arrive_are_given_up(served):
     assert served.talk(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nX-Slow: ") == b""
     assert served.talk(b"") == b""
+
+
+def test_bodies_that_nobody_reads_are_not_received_for_ever(served):
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    with served.connect() as sock:
+        sock.sendall(ask)
+        reply, deadline = b"", time.monotonic() + 20
+        sock.settimeout(0.1)
+        while time.monotonic() < deadline:
+            try:
+                sock.sendall(b"x")  # one byte in ten a second: never silent, never done
+                if not (found := sock.recv(1000)):
+                    break
+                reply += found
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the connection is still open")
+    assert reply.startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_comes_after_its_answer_leaves_the_connection_in_use(served):
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    with served.connect() as sock:
+        sock.sendall(ask + b"Content-Length: 4\r\n\r\n")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        sock.sendall(b"body" + ask.replace(b"healthz", b"nowhere") + b"Connection: close\r\n\r\n")
+        assert b"HTTP/1.1 404" in everything(sock)
 
 
 def test_second_requests_of_a_connection_are_watched_too(served):

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt.calibration import fitter
+from headtilt.calibration.balance import balance_of_batch
 from headtilt.calibration.distances import Neighbours
+from headtilt.calibration.fit_images import Seeds
+from headtilt.calibration.head import OrbitHead
+from headtilt.errors import DataError, MissingExtraError, OptionError
 from headtilt.geometry.warp import warp_all
+from headtilt.io import bundle, export
+from headtilt.model import taps
 from headtilt.model.evidence import Evidence
+from headtilt.model.predictor import Predictor
 from headtilt.search.anneal import Anneal
+from headtilt.search.joint import log_weights
 from headtilt.search.lattice import lattice
+from headtilt.search.run import only
+from tests.toys import TinyNet
 
 
 @pytest.mark.parametrize(("hot", "cold"), [(2.0, 0.02), (0.5, 0.5)])
@@ -61,3 +75,103 @@ def test_a_lattice_of_three_groups_spreads_each_coordinate_over_its_whole_range(
 
 def test_similarities_are_worth_twenty_logits_unless_said():
     assert Neighbours(torch.zeros(2, 1, 3)).scale == 20.0
+
+
+@pytest.mark.parametrize(
+    ("levels", "views"), [([ht.rotation()], 24), ([ht.rotation(), ht.scale(0.25)], 72), ([ht.quarter_turns()], 4)]
+)
+def test_a_batch_is_balanced_over_more_views_where_there_are_several_levels(levels, views):
+    class Asked:
+        def all_views(self, images, poses, **_):
+            self.poses = len(poses)
+            return Evidence(torch.arange(len(images) * len(poses) * 3.0).reshape(-1, 3).sin())
+
+    asked = Asked()
+    balance_of_batch(asked, torch.rand(4, 1, 6, 6), levels, readout="marginal", padding=0.0, interpolation="bilinear")
+    assert asked.poses == views
+
+
+def test_views_that_stand_for_many_others_count_by_their_number():
+    poses = ht.rotation().matrix(torch.tensor([0.0, 0.5, 1.0]))
+    assert_close(log_weights(poses), torch.zeros(3))
+    assert_close(log_weights(poses, 160).exp(), torch.tensor([1.0, 0.1, 0.1]))
+
+
+def test_an_evaluator_of_some_images_is_asked_for_where_there_is_one():
+    class Narrowing:
+        def __call__(self, index, poses):
+            return index
+
+        def of(self, rows):
+            return lambda index, poses: -rows[index]
+
+    rows, index = torch.tensor([3, 5]), torch.tensor([1, 0, 1])
+    assert only(Narrowing(), rows)(index, None).tolist() == [-5, -3, -5]
+    assert only(lambda index, poses: index, rows)(index, None).tolist() == [5, 3, 5]
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_an_end_of_a_level_that_is_no_number_is_named(end):
+    level = {
+        "name": "turn",
+        "algebra": [[0] * 3] * 3,
+        "low": -1,
+        "high": 1,
+        "periodic": False,
+        "spacing": None,
+        end: "far",
+    }
+    with pytest.raises(OptionError, match=f"^{end} must be"):
+        bundle._group(level)
+
+
+def test_a_head_adds_a_number_of_its_own_to_every_class():
+    head = OrbitHead(torch.zeros(3), torch.zeros(3), torch.ones(3), source="logits", hidden=4, per_class=True).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+        head.network[-1].bias.copy_(torch.tensor([1.0, 2.0, 3.0, 0.0]))
+    assert_close(head(Evidence(torch.zeros(2, 3))).logits, torch.tensor([[1.0, 2.0, 3.0]] * 2))
+
+
+def test_proposals_beside_a_search_that_has_no_lattice_are_refused_in_a_sentence():
+    head = SimpleNamespace(proposals=SimpleNamespace(poses=7))
+    with pytest.raises(DataError, match="the head proposes 7 poses, and the search has another lattice"):
+        bundle._check_proposals(ht.Tree([ht.rotation()]), head)
+    bundle._check_proposals(SimpleNamespace(choices=7), head)
+
+
+def test_proposals_are_taught_by_the_statistics_of_the_head(monkeypatch):
+    mean, deviation = torch.full((4,), 0.5), torch.full((4,), 2.0)
+    head = OrbitHead(torch.zeros(3), mean, deviation, source="features", hidden=4, per_class=True)
+    told = []
+    monkeypatch.setattr(fitter, "fit_proposals", lambda *words: told.append(words))
+    fitting = object.__new__(fitter.Fitting)
+    plan = ht.Joint([ht.rotation()], budget=8, lattice=16)
+    asked = {"fitter": SimpleNamespace(plan=plan, recipe=SimpleNamespace(hidden=9)), "seeds": Seeds(0)}
+    for name, value in asked.items():
+        object.__setattr__(fitting, name, value)
+    assert fitting._proposes(head, SimpleNamespace(orbits="orbits"))
+    ((orbits, poses, mean, deviation, hidden, _),) = told
+    assert (orbits, len(poses), hidden) == ("orbits", plan.choices, 9)
+    assert (mean.tolist(), deviation.tolist()) == ([0.5] * 4, [2.0] * 4)
+
+
+def test_an_export_without_its_extra_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"^onnx and onnxscript.*headtilt\[onnx\]"):
+        export._write_onnx(None, torch.zeros(1), tmp_path / "net.onnx", (), {})
+
+
+def test_features_of_a_plain_callable_are_refused_in_a_sentence():
+    with pytest.raises(OptionError, match=r"^features need an nn\.Module; a plain callable has none"):
+        taps.tapped_module(lambda images: images, "layer")
+
+
+def test_what_goes_with_an_exported_file_has_names_that_readers_know():
+    graph = export.Graph(Predictor(TinyNet().eval()), ht.Tree([ht.rotation()]), None, None, "marginal", 0.0, "bilinear")
+    assert set(export.metadata(graph, (1, 12, 12), ["a"])) == {
+        "headtilt.version",
+        "headtilt.options",
+        "headtilt.labels",
+    }

@@ -149,6 +149,7 @@ def test_a_head_comes_back_with_every_number_and_what_it_scores(tmp_path: Path, 
         assert torch.equal(again.state_dict()[name], value), name
     assert (again.source, again.network[-1].out_features) == ("features", 5 if per_class else 2)
     assert not again.training
+    assert not any(parameter.requires_grad for parameter in again.parameters())
 
 
 def test_a_gate_with_infinite_thresholds_comes_back_whole(tmp_path: Path) -> None:

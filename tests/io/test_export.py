@@ -20,6 +20,7 @@ from headtilt.search import tree
 from tests.toys import TinyNet, fingerprint, its, tiny_images
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra headtilt[onnx]")
+onnx = pytest.importorskip("onnx", reason="needs the extra headtilt[onnx]")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,9 @@ def test_a_joint_search_with_head_and_gate_answers_in_onnxruntime_as_in_python(d
     for count in (1, 7):
         few = session.run(["logits"], {"images": affine[:count].numpy()})[0]
         assert_close(torch.from_numpy(few), result.logits[:count], atol=1e-3, rtol=1e-3)
+    asked = {node.op_type for node in onnx.load(tmp_path / "robust.onnx").graph.node}
+    assert "Sin" in asked, "the poses are computed in the graph"
+    assert "Cos" not in asked, "onnxruntime 1.23 has none in double precision"
     known = session.get_modelmeta().custom_metadata_map
     assert json.loads(known["headtilt.labels"]) == list("012345678")
     assert known["headtilt.version"] == ht.__version__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,12 @@ def another(seed: int = 0) -> TinyNet:
     return model.eval()
 
 
-@pytest.fixture
-def fitted(tmp_path: Path) -> tuple[ht.ITS, Path]:
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[ht.ITS, Path]:
     robust = ht.ITS(TinyNet().eval(), **ht.fast([ht.rotation()])).fit(tiny_images(60), **QUICK)
-    robust.save(tmp_path / "bundle")
-    return robust, tmp_path / "bundle"
+    folder = tmp_path_factory.mktemp("fitted") / "bundle"
+    robust.save(folder)
+    return robust, folder
 
 
 CLOTHES = {
@@ -129,8 +131,8 @@ def test_a_fingerprint_goes_through_load_and_save_and_changed_wrappers(fitted, t
 
 
 @pytest.mark.parametrize("shape", [[1, 12], [1, 12, 12, 12], [1, 0, 12], [3, 10**6, 10**6], [1, 12.0, 12], "abc", None])
-def test_a_fingerprint_of_impossible_images_is_refused_before_any_are_made(fitted, shape) -> None:
-    robust, folder = fitted
+def test_a_fingerprint_of_impossible_images_is_refused_before_any_are_made(fitted, shape, tmp_path: Path) -> None:
+    robust, folder = fitted[0], Path(shutil.copytree(fitted[1], tmp_path / "bundle"))
     config = json.loads((folder / bundle.CONFIG).read_text())
     config["fingerprint"]["shape"] = shape
     (folder / bundle.CONFIG).write_text(json.dumps(config))

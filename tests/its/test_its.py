@@ -11,7 +11,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import headtilt as ht
-from tests.toys import TinyNet, fingerprint, same, tiny_images, ungated
+from headtilt.calibration.gate import CautiousGate, Gate
+from headtilt.errors import OptionError
+from tests.toys import TinyNet, fingerprint, its, same, tiny_images, ungated
 
 LEVELS = [ht.rotation(), ht.scale(0.25)]
 
@@ -97,6 +99,13 @@ def test_the_state_dict_is_the_models_under_its_name(net, images):
     assert not torch.equal(other(images), robust(images))
     other.load_state_dict(robust.state_dict())
     assert torch.equal(other(images), robust(images))
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="a gate takes the state of another kind apart unseen")
+def test_the_state_of_another_kind_of_gate_is_refused_in_a_sentence(net):
+    fitted, other = its(net, LEVELS, gate=Gate(margin=0.1)), its(net, LEVELS, gate=CautiousGate(margin=0.1))
+    with pytest.raises((OptionError, RuntimeError), match="gate"):
+        other.load_state_dict(fitted.state_dict())
 
 
 def test_parameters_are_the_models(net):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +123,19 @@ def test_deep_pixels_are_made_bytes_in_strips(name):
     value, kilobytes = map(int, done.stdout.split())
     assert value == 128
     assert kilobytes < 250_000, "it was 700,000"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tells memory by /proc")
+def test_a_process_keeps_nothing_of_a_file():
+    held = []
+    with Decoders(1) as decoders:
+        for side in (500, 2500):
+            buffer = io.BytesIO()
+            Image.new("RGB", (side, side)).save(buffer, "BMP")
+            decoders.submit(buffer.getvalue(), SQUARE).result()
+            (pid,) = decoders._pool._pool_manager.worker_manager.workers
+            held.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    assert held[1] - held[0] < 9_000_000, "the file alone has 18,750,054 bytes"
 
 
 def test_close_ends_what_is_being_decoded():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -118,3 +119,31 @@ def test_the_command_line_takes_classes_by_commas_and_from_a_file(checkpoint, tm
     assert rows[0] == rows[1]
     assert rows[0][0]["label"] in LABELS
     assert "at least two classes" in CliRunner().invoke(app, [*words, "cat"]).stderr
+
+
+EVIL = """
+from pathlib import Path
+Path(r"{marker}").write_text("ran")
+from transformers import PretrainedConfig as Config, PreTrainedModel as Model, PreTrainedTokenizerFast as Tokenizer
+from transformers import CLIPImageProcessor as Processor
+"""
+
+
+@pytest.mark.parametrize("place", ["config.json", "preprocessor_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("kind", ["known", "evil"])
+def test_code_in_such_a_checkpoint_is_never_run_whatever_anybody_answers(checkpoint, monkeypatch, place, kind):
+    import builtins
+
+    marker = checkpoint / "ran"
+    (checkpoint / "evil.py").write_text(EVIL.format(marker=marker))
+    said = json.loads((checkpoint / place).read_text())
+    names = {"AutoConfig": "Config", "AutoModel": "Model", "AutoImageProcessor": "Processor"}
+    said["auto_map"] = {auto: f"evil.{name}" for auto, name in names.items()}
+    said["auto_map"]["AutoTokenizer"] = ["evil.Tokenizer", "evil.Tokenizer"]
+    if kind == "evil":
+        said |= {"model_type": "evil", "image_processor_type": "Evil", "tokenizer_class": "Evil"}
+    (checkpoint / place).write_text(json.dumps(said))
+    monkeypatch.setattr(builtins, "input", lambda *_: "y")
+    with contextlib.suppress(DataError):  # of a class that nobody knows
+        assert registry.load(f"hf-zeroshot:{checkpoint}", labels=LABELS).labels == tuple(LABELS)
+    assert not marker.exists()

@@ -64,11 +64,12 @@ def sheet(cells: Sequence[Cell]) -> Image:
     font = ImageFont.load_default(12)
     for number, cell in enumerate(cells):
         left, top = number % columns * width + GAP, number // columns * height + GAP
-        for place, path in enumerate((cell.before, cell.after)):
-            if path is not None:
-                small = _thumbnail(path)
-                at = left + place * (THUMB + GAP) + (THUMB - small.width) // 2, top + (THUMB - small.height) // 2
-                page.paste(small, at)
+        # What failed may have failed for what it costs to decode: it is not decoded again.
+        shown = [None] if cell.after is None else [cell.before, cell.after]
+        for place, path in enumerate(shown):
+            small = _thumbnail(path)
+            at = left + place * (THUMB + GAP) + (THUMB - small.width) // 2, top + (THUMB - small.height) // 2
+            page.paste(small, at)
         name = cell.before.name.encode("latin-1", "replace").decode("latin-1")
         name = name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}".replace("…", "...")
         draw.text((left, top + THUMB + 4), name, INK, font)
@@ -76,12 +77,13 @@ def sheet(cells: Sequence[Cell]) -> Image:
     return page
 
 
-def _thumbnail(path: Path) -> Image:
+def _thumbnail(path: Path | None) -> Image:
     from PIL import Image
 
+    blank = Image.new("RGB", (THUMB, THUMB), "#EEEEEE")
     try:
-        small = upright(path)
-    except Exception:  # what could not be read has no picture, and is in the words
-        return Image.new("RGB", (THUMB, THUMB), "#EEEEEE")
+        small = blank if path is None else upright(path)
+    except Exception:  # what cannot be read any more has no picture
+        return blank
     small.thumbnail((THUMB, THUMB))
     return small

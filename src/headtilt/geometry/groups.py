@@ -265,7 +265,8 @@ def _exponential(t: Tensor, algebra: Algebra) -> Tensor:
         return identity + torch.expm1(t) * once
     if _alike(_product(square, algebra), _product(algebra, NEGATIVE)):  # rotations
         twice = torch.tensor(square, dtype=t.dtype).to(t.device, non_blocking=True)
-        return identity + torch.sin(t) * once + (1 - torch.cos(t)) * twice
+        # 1 − cos t from the half angle: exact near 0, and many an onnxruntime has no cosine in double precision.
+        return identity + torch.sin(t) * once + 2 * torch.sin(t / 2).square() * twice
     return torch.matrix_exp(t * once)
 
 

@@ -7,6 +7,7 @@ cost, not what a hole in a decoder might let it do.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -115,7 +116,7 @@ class Decoders:
             return future
         # Processes do not follow when this one changes its folder.
         there = source if isinstance(source, bytes) else os.path.abspath(source)
-        words = (there, square, self.most_pixels, self.formats, name_of(source), self.seconds)
+        words = ([there], square, self.most_pixels, self.formats, name_of(source), self.seconds)
         self.waiting[future] = time.monotonic()
         future.add_done_callback(lambda done: self.waiting.pop(done, None))
         self._schedule(future, words, square, again=True)
@@ -232,10 +233,16 @@ def _bounded(memory: int) -> None:
 
 
 def _work(
-    source: str | bytes, square: Square, most_pixels: int, formats: tuple[str, ...] | None, name: str, seconds: float
+    held: list[str | bytes],
+    square: Square,
+    most_pixels: int,
+    formats: tuple[str, ...] | None,
+    name: str,
+    seconds: float,
 ) -> NDArray[np.uint8] | Refusal:
-    """Return the square of a file, or why there is none: what a worker does."""
+    """Return the square of a file, or why there is none: what a worker does, which keeps nothing of a file."""
     _bound_time(seconds)
+    source = held.pop()  # the pool holds on to what it was given until the next file comes
     try:
         return cut(source, square, most_pixels=most_pixels, formats=formats, name=name)
     except DataError as error:
@@ -244,6 +251,16 @@ def _work(
         return Refusal(isinstance(error, TooLargeError), str(error))
     except MemoryError:
         os._exit(1)
+    finally:
+        del source
+        trim_memory()
+
+
+def trim_memory() -> None:
+    """Give memory that is free back to the system, where the C library can: glibc keeps it in shreds otherwise."""
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _bound_time(seconds: float) -> None:

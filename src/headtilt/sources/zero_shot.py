@@ -43,7 +43,7 @@ class ZeroShot(nn.Module):
 def load(name: str, labels: Sequence[str], *, device: str | torch.device = "cpu", prompt: str = PROMPT) -> Adapted:
     """Return a classifier of the named classes from a checkpoint that knows pictures and texts.
 
-    Weights come from safetensors files alone, and no code from the hub is run.
+    Weights come from safetensors files alone, and no code of a checkpoint is run, wherever it came from.
 
     Args:
         name: A folder with a `transformers` checkpoint, or the name of one on the hub.
@@ -59,9 +59,11 @@ def load(name: str, labels: Sequence[str], *, device: str | torch.device = "cpu"
         raise MissingExtraError("transformers", "hf") from error
     try:
         with hf.quietly():
-            model = AutoModel.from_pretrained(name, dtype=torch.float32, use_safetensors=True).eval()
-            processor = AutoImageProcessor.from_pretrained(name, **hf.plain())
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = AutoModel.from_pretrained(
+                name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            ).eval()
+            processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False, **hf.plain())
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         raise DataError(
             f"hf-zeroshot:{name} is neither a checkpoint folder nor a name on the hub that can be reached: {error}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from headtilt.errors import at_least, positive
+from headtilt.sources.decoders import trim_memory
 
 # The formats that cameras, scanners and browsers write; Pillow knows many more, some of which run other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -200,13 +198,6 @@ async def _part(request: Any, body: bytes) -> bytes:
             opened.close()
 
 
-def trim_memory() -> None:
-    """Give memory that is free back to the system, where the C library can: glibc keeps it in shreds otherwise."""
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
-
-
 def _too_many() -> RefusedError:
     return RefusedError(503, "too much is being uploaded.", {"Retry-After": "1", "Connection": "close"})
 
@@ -216,12 +207,12 @@ def _too_large(limits: Limits) -> RefusedError:
 
 
 def impatient(seconds: float) -> Any:
-    """Return uvicorn's HTTP protocol with a limit on the time between a connection's first byte and a whole header.
+    """Return uvicorn's HTTP protocol with limits on the time for a header, and for a body that comes after its answer.
 
     uvicorn itself limits idle connections only: a client that sends a byte a minute would be waited for for ever.
 
     Args:
-        seconds: To open a connection and send the headers of a request.
+        seconds: To open a connection and send the headers of a request; to end a request that was answered.
     """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -242,7 +233,9 @@ def impatient(seconds: float) -> Any:
             super().connection_lost(exc)
 
         def _watch(self) -> None:
-            if self.conn.their_state is not h11.IDLE:
+            state = self.conn.their_state
+            answered = state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
+            if state is not h11.IDLE and not answered:
                 self._calm()
             elif self.timer is None:
                 self.timer = self.loop.call_later(seconds, self.transport.close)
@@ -254,7 +247,8 @@ def impatient(seconds: float) -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if not self.transport.is_closing() and self.conn.trailing_data[0]:
-                self._watch()  # part of a next request came already
+            unread = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+            if not self.transport.is_closing() and unread:
+                self._watch()  # the rest of this request, or part of a next one that came already
 
     return Impatient
