@@ -160,20 +160,33 @@ def against_reference(case: Case, images: Tensor, result: SearchResult) -> dict[
     """Return by how much logits and poses differ from those in double precision; raise where it is too much.
 
     A pose may be another one where both look alike to the model in double precision: which of two equals is taken is
-    rounding. The answer may then be that of the other view.
+    rounding. The answer may then be that of the other view. So may a label that the gate, or the model, as good as
+    tosses a coin for.
     """
     reference = wrapper({**case, "chunk": None}, "double")
     expected = reference.search(images.double())
     tolerance = TOLERANCES[case["precision"]]
     assert result.pose.dtype in (torch.float32, torch.float64), "poses in less than single precision"
-    assert torch.equal(result.labels, expected.labels), "other labels"
-    moved = (result.pose.double() - expected.pose.double()).abs().amax((1, 2)) > tolerance / 4
+    other = result.labels != expected.labels
+    assert not bool((other & ~undecided(reference, images, tolerance)).any()), "other labels"
+    moved = other | ((result.pose.double() - expected.pose.double()).abs().amax((1, 2)) > tolerance / 4)
     apart = (result.logits.double() - expected.logits.double()).abs().amax(1)
     lost = familiarity(reference, images, expected.pose) - familiarity(reference, images, result.pose)
     assert bool((lost[moved] <= tolerance).all()), f"poses that look worse by {float(lost[moved].max()):.3g}"
     assert bool((apart[~moved] <= tolerance).all()), f"logits differ by {float(apart[~moved].max()):.3g}"
     largest = float(apart[~moved].max()) if bool((~moved).any()) else 0.0
     return {"largest_difference_of_logits": largest, "poses_of_equals": int(moved.sum())}
+
+
+def undecided(reference: ht.ITS, images: Tensor, tolerance: float) -> Tensor:
+    """Return which images (B,) get another label in double precision where numbers move by as much as they may."""
+    gates = [reference.gate]
+    if isinstance(reference.gate, Gate):
+        numbers = (reference.gate.margin, reference.gate.exit_at, reference.gate.turn_at)
+        gates += [Gate(*(number + shift for number in numbers)) for shift in (-2 * tolerance, 2 * tolerance)]
+    found = [reference.but(gate=gate).to(torch.float64).search(images.double()) for gate in gates]
+    close = [result.logits.topk(2, dim=1).values.diff(dim=1)[:, 0].abs() <= 2 * tolerance for result in found]
+    return torch.stack([result.labels != found[0].labels for result in found] + close).any(0)
 
 
 def familiarity(robust: ht.ITS, images: Tensor, poses: Tensor) -> Tensor:
