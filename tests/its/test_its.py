@@ -101,7 +101,6 @@ def test_the_state_dict_is_the_models_under_its_name(net, images):
     assert torch.equal(other(images), robust(images))
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="a gate takes the state of another kind apart unseen")
 def test_the_state_of_another_kind_of_gate_is_refused_in_a_sentence(net):
     fitted, other = its(net, LEVELS, gate=Gate(margin=0.1)), its(net, LEVELS, gate=CautiousGate(margin=0.1))
     with pytest.raises((OptionError, RuntimeError), match="gate"):

@@ -69,7 +69,7 @@ class Gate(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over three numbers."""
-        self.margin, self.exit_at, self.turn_at = state.tolist()
+        self.margin, self.exit_at, self.turn_at = _numbers(state, 3)
 
     def leaves_early(self, root: Evidence) -> Tensor:
         """Return which images (B,) need no search: the head is sure that they came upright."""
@@ -107,6 +107,17 @@ def _threshold(name: str, value: object) -> float:
     if not is_number(value) or math.isnan(value):
         raise OptionError(f"{name} must be a number of log-odds; got {value!r}.")
     return float(value)
+
+
+def _numbers(state: Tensor, count: int) -> list[float]:
+    """Return the numbers of a gate's state; raise `OptionError` where they are those of a gate of another kind."""
+    if state.shape != (count,):
+        raise OptionError(
+            f"this gate has {count} numbers, and the state has {state.numel()}: it is of a gate of another kind. Load a "
+            "fitted wrapper with ITS.load, or give this one a gate of the same kind first."
+        )
+    found: list[float] = state.tolist()
+    return found
 
 
 def against(bare: Evidence, answer: Tensor) -> Tensor:
@@ -162,7 +173,7 @@ class CautiousGate(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over two numbers."""
-        self.margin, self.doubt = state.tolist()
+        self.margin, self.doubt = _numbers(state, 2)
 
     def leaves_early(self, root: Evidence) -> Tensor:
         """Return that no image (B,) goes without a search: a sure answer may still be a tilted image's."""
