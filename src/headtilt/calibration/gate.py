@@ -113,8 +113,8 @@ def _numbers(state: Tensor, count: int) -> list[float]:
     """Return the numbers of a gate's state; raise `OptionError` where they are those of a gate of another kind."""
     if state.shape != (count,):
         raise OptionError(
-            f"this gate has {count} numbers, and the state has {state.numel()}: it is of a gate of another kind. Load a "
-            "fitted wrapper with ITS.load, or give this one a gate of the same kind first."
+            f"this gate has {count} numbers, and the state has {state.numel()}: it is of a gate of another kind. "
+            "Load a fitted wrapper with ITS.load, or give this one a gate of the same kind first."
         )
     found: list[float] = state.tolist()
     return found
