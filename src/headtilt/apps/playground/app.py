@@ -142,6 +142,8 @@ def make_page(stage: Stage) -> Any:
         sliders, shown = [turn, factor, slant], [cards, search]
         # Whatever is done calls one function once: `input` is somebody's hand, and not the sliders that a button moves.
         last: dict[str, Any] = {"trigger_mode": "always_last", "api_visibility": "private", "show_progress": "hidden"}
+        # One after the other: a slider that is moved before a chosen example is there would show the one before it.
+        last |= {"concurrency_id": "play", "concurrency_limit": 1}
         hands = [page.load, method.input, *(one for slider in sliders for one in (slider.input, slider.release))]
         gradio.on(hands, play.show, [example, *sliders, method], shown, **last)
         gallery.select(_chosen(gradio, play), [*sliders, method], [example, message, *shown], **last)
