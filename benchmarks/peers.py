@@ -1,7 +1,7 @@
 """Beside what one would write or install instead: ``python -m benchmarks.peers`` compares accuracy and speed.
 
 All methods see the same networks and the same images, turned by any angle. They take turns, so that whatever else the
-machine does falls on all of them alike; images per second are the median over the turns and the networks.
+machine does falls on all of them alike; images per second are the median over the turns and the networks. Needs ttach.
 """
 
 from __future__ import annotations

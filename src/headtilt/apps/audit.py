@@ -8,7 +8,7 @@ votes can be trusted, and where it is too wide the answer is "cannot tell".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch import Tensor
 
-from headtilt.apps.rows import squares
+from headtilt.apps.rows import readable
 from headtilt.calibration.head import OrbitHead
 from headtilt.errors import DataError, ShapeError
 from headtilt.geometry.groups import decompose
@@ -371,21 +371,13 @@ def read(
     parts: list[Votes] = []
     done = 0
     with Decoders() as decoders:
-        good = _good(squares(sources, robust.adapted, 2 * batch, decoders), unread)
+        good = readable(sources, robust.adapted, 2 * batch, decoders, unread)
         while len(some := list(islice(good, min(batch, images - done)))):
             parts.append(ask(robust, torch.stack(some), any_angle=any_angle))
             done += len(some)
             if tell is not None:
                 tell("looking at images", done, images)
     return _joined(parts), unread
-
-
-def _good(found: Iterator[tuple[str, Tensor | str]], unread: list[str]) -> Iterator[Tensor]:
-    for _, square in found:
-        if isinstance(square, Tensor):
-            yield square
-        else:
-            unread.append(square)
 
 
 def _joined(parts: Sequence[Votes]) -> Votes:

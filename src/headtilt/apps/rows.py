@@ -161,6 +161,17 @@ def squares(
         yield _read(*reading.popleft())
 
 
+def readable(
+    sources: Iterable[Any], adapted: Adapted, ahead: int, decoders: Decoders, unread: list[str]
+) -> Iterator[Tensor]:
+    """Yield the squares of sources that can be read; why others cannot is added to `unread`. Else as `squares`."""
+    for _, square in squares(sources, adapted, ahead, decoders):
+        if isinstance(square, Tensor):
+            yield square
+        else:
+            unread.append(square)
+
+
 def _read(name: str, square: Future[Tensor]) -> tuple[str, Tensor | str]:
     try:
         return name, square.result()

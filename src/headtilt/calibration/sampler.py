@@ -175,9 +175,9 @@ class Presented:
     exact: Tensor
 
 
-def draw_nearly(count: int, size: int, generator: np.random.Generator, reach: float = 1) -> Tensor:
-    """Return transforms (count, 3, 3) that are next to nothing: ±3°, ±3 % and half a pixel, or `reach` times that."""
-    return nearly(torch.from_numpy(generator.uniform(-reach, reach, (count, 4))).float(), size)
+def draw_nearly(count: int, size: int, generator: np.random.Generator) -> Tensor:
+    """Return transforms (count, 3, 3) that are next to nothing: ±3°, ±3 % and half a pixel."""
+    return nearly(torch.from_numpy(generator.uniform(-1, 1, (count, 4))).float(), size)
 
 
 def nearly(unit: Tensor, size: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +13,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from headtilt.cli.app import Device, Seed, app, progress
-from headtilt.cli.options import Bundle, Files, Labels, Size, Spec, opened_model
-from headtilt.errors import OptionError, one_of
+from headtilt.cli.options import (
+    Bundle,
+    Files,
+    Labels,
+    Picture,
+    Size,
+    Spec,
+    check_picture,
+    note,
+    opened_model,
+    write_picture,
+)
+from headtilt.errors import OptionError
 
 if TYPE_CHECKING:
     from headtilt.apps.audit import Audit
@@ -37,7 +47,7 @@ def audit(
     any_angle: Annotated[
         bool, typer.Option("--any-angle", help="Search for angles between the quarter turns, too: takes longer.")
     ] = False,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture to write, .png or .svg.")] = None,
+    picture: Picture = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 unless images arrive upright.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     seed: Seed = 0,
@@ -54,9 +64,7 @@ def audit(
     from headtilt.apps import audit as auditing
     from headtilt.sources.images import survey
 
-    if picture is not None:
-        one_of("picture", picture.suffix.lower(), (".png", ".svg"))
-        plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
+    check_picture(picture)
     paths = survey(files).paths
     if not paths:
         raise OptionError(f"no images were found in {', '.join(files)}.")
@@ -71,8 +79,7 @@ def audit(
     else:
         _print(found)
     if picture is not None:
-        written = plot.save(plot.audit(found.as_dict()), picture)
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]wrote[/dim] {escape(str(written))}")
+        write_picture(plot.audit(found.as_dict()), picture)
     if strict and found.verdict != "upright":
         raise typer.Exit(NOT_UPRIGHT)
 
@@ -86,5 +93,4 @@ def _print(found: Audit) -> None:
     for what, words in found.lines():
         table.add_row(f"{what}:", escape(words))
     console.print(table)
-    for sentence in found.unread:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[yellow]note:[/yellow] {escape(sentence)}")
+    note(found.unread)

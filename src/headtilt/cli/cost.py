@@ -6,16 +6,24 @@ import json
 import random
 import sys
 from itertools import islice
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from headtilt.cli.app import Device, Seed, app, progress
-from headtilt.cli.options import Bundle, Files, Labels, Size, Spec, opened_model
-from headtilt.errors import OptionError, one_of
+from headtilt.cli.options import (
+    Bundle,
+    Files,
+    Labels,
+    Picture,
+    Size,
+    Spec,
+    check_picture,
+    note,
+    opened_model,
+    write_picture,
+)
+from headtilt.errors import OptionError
 
 
 @app.command(
@@ -31,7 +39,7 @@ def cost(
     budget: Annotated[
         list[int] | None, typer.Option(min=1, help="Most views per image to try; some by default.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture to write, .png or .svg.")] = None,
+    picture: Picture = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     seed: Seed = 0,
     device: Device = "auto",
@@ -45,20 +53,18 @@ def cost(
     import torch
 
     from headtilt import plot
-    from headtilt.apps.rows import squares
+    from headtilt.apps.rows import readable
     from headtilt.cost import costs
     from headtilt.sources.decoders import Decoders
     from headtilt.sources.images import survey
 
-    if picture is not None:
-        one_of("picture", picture.suffix.lower(), (".png", ".svg"))
-        plot.style.new_figure(1, 1)  # says at once where matplotlib is missing
+    check_picture(picture)
     paths = survey(files).paths
     robust = opened_model(model, bundle, None, None, size, device, labels=labels)
     mixed = random.Random(seed).sample(paths, len(paths))
+    unread: list[str] = []
     with Decoders() as decoders:
-        read = (square for _, square in squares(mixed, robust.adapted, 16, decoders))
-        found = list(islice((square for square in read if isinstance(square, torch.Tensor)), images))
+        found = list(islice(readable(mixed, robust.adapted, 16, decoders, unread), images))
     if len(found) < 2:
         raise OptionError(f"files must hold at least two images that can be read; {len(found)} of {len(paths)} could.")
     with progress(silent=True) as tell:
@@ -68,5 +74,5 @@ def cost(
     else:
         sys.stdout.write(f"{told}\n")
     if picture is not None:
-        written = plot.save(plot.cost(told.as_dict()), picture)
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]wrote[/dim] {escape(str(written))}")
+        write_picture(plot.cost(told.as_dict()), picture)
+    note(unread)

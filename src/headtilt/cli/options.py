@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
-from headtilt.errors import OptionError
+from headtilt.errors import OptionError, one_of
 
 if TYPE_CHECKING:
     from headtilt.geometry.groups import Group
@@ -87,6 +90,7 @@ Labels = Annotated[
     typer.Option("--labels", help="Classes for hf-zeroshot:NAME, by commas, or a text file with one on each line."),
 ]
 Size = Annotated[int | None, typer.Option("--size", min=1, help="Side of the square that the model sees.")]
+Picture = Annotated[Path | None, typer.Option("--picture", metavar="FILE", help="Picture to write, .png or .svg.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per search.")]
 
 
@@ -149,3 +153,27 @@ def class_names(text: str) -> list[str]:
     if len(names) < 2:
         raise OptionError(f"labels must name at least two classes, by commas or in a file; got {text!r}.")
     return names
+
+
+def check_picture(picture: Path | None) -> None:
+    """Raise, before anything long begins, where a picture could not be written: its kind, or matplotlib is missing."""
+    if picture is not None:
+        from headtilt.plot.style import new_figure
+
+        one_of("picture", picture.suffix.lower(), (".png", ".svg"))
+        new_figure(1, 1)
+
+
+def write_picture(figure: Any, picture: Path) -> None:
+    """Write a picture, and say so."""
+    from headtilt.plot import save
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[dim]wrote[/dim] {escape(str(save(figure, picture)))}"
+    )
+
+
+def note(sentences: Sequence[str]) -> None:
+    """Say what should be known beside the result."""
+    for sentence in sentences:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[yellow]note:[/yellow] {escape(sentence)}")
