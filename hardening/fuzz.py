@@ -84,7 +84,7 @@ def watched(name: str, seconds: int) -> dict[str, Any]:
 def main() -> None:
     """Fuzz all targets in turn, or one of them, and store the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=600, help="In all, shared out among the targets.")
+    parser.add_argument("--seconds", type=int, default=600, help="Of every target.")
     parser.add_argument("--only", action="append", choices=NAMES, help="Targets; the figures of the others stay.")
     parser.add_argument("--target", choices=NAMES, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -96,7 +96,7 @@ def main() -> None:
     names = asked.only or NAMES
     found = {}
     for name in names:
-        found[name] = watched(name, max(asked.seconds // len(names), 1))
+        found[name] = watched(name, asked.seconds)
         print(name, {key: value for key, value in found[name].items() if key != "finding"}, flush=True)
     path = RESULTS / "hardening-fuzz.json"
     before = json.loads(path.read_text(encoding="utf-8"))["targets"] if asked.only and path.exists() else {}

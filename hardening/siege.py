@@ -279,8 +279,7 @@ def besieged(folder: Path, files: dict[str, bytes], seconds: float) -> dict[str,
                     one.over.set()
                     one.join()
                 time.sleep(length / 2)
-                before = memory_mb(service.process.pid)
-                figures["memory_before_mb"] = round(before, 1)
+                figures |= weighed(service, "before")
             else:
                 figures["replies_to_attackers"] = Attack(service, files, length).run()
             client.over.set()
@@ -291,10 +290,7 @@ def besieged(folder: Path, files: dict[str, bytes], seconds: float) -> dict[str,
             time.sleep(0.5)
         figures["ready_afterwards"] = service.ask("GET", "/readyz")[0] == 200
         time.sleep(12)  # uploads that nobody ends are given up after ten seconds
-        figures["memory_after_mb"] = round(memory_mb(service.process.pid), 1)
-        figures["memory_after_by_process_mb"] = sorted(
-            round(memory_mb_of(pid), 1) for pid in family(service.process.pid)
-        )
+        figures |= weighed(service, "after")
         figures["metrics"] = told(service.ask("GET", "/metrics")[2].decode())
         figures["seconds_to_end"], figures["processes_left"] = ended(service, files)
         figures["tracebacks_in_log"] = service.log.read_text(errors="replace").count("Traceback")
@@ -302,6 +298,12 @@ def besieged(folder: Path, files: dict[str, bytes], seconds: float) -> dict[str,
     finally:
         if service.process.poll() is None:
             service.process.kill()
+
+
+def weighed(service: Service, when: str) -> dict[str, Any]:
+    """Return the memory of a service in all and by process, its own first."""
+    each = [round(memory_mb_of(pid), 1) for pid in family(service.process.pid)]
+    return {f"memory_{when}_mb": round(sum(each), 1), f"memory_{when}_by_process_mb": each}
 
 
 def told(metrics: str) -> dict[str, Any]:
