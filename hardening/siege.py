@@ -267,18 +267,18 @@ def besieged(folder: Path, files: dict[str, bytes], seconds: float) -> dict[str,
         good = digits(40)
         expected = [json.loads(service.ask("POST", "/classify", file)[2]) for file in good]
         figures: dict[str, Any] = {}
-        for name, length in (("peace", seconds / 4), ("siege", seconds)):
+        for name, length in (("peace", seconds / 2), ("siege", seconds)):
             client = Client(service, good, expected, 0.05)
             client.start()
             if name == "peace":
                 crowd = [Client(service, good, expected, 0.0) for _ in range(8)]
-                for one in crowd:  # so that batches of all sizes have been seen
+                for one in crowd:  # so that batches of all sizes have been seen, and memory is what work takes
                     one.start()
-                time.sleep(length / 2)
+                time.sleep(2 * length / 3)
                 for one in crowd:
                     one.over.set()
                     one.join()
-                time.sleep(length / 2)
+                time.sleep(length / 3)
                 figures |= weighed(service, "before")
             else:
                 figures["replies_to_attackers"] = Attack(service, files, length).run()

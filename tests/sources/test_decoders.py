@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -185,3 +186,8 @@ def test_options_are_checked():
         Decoders(0)
     with pytest.raises(OptionError, match="seconds must be"):
         Decoders(1, seconds=0)
+
+
+def test_a_process_does_not_collect_what_it_shares_with_the_others(decoders):
+    decoders.submit(png(), SQUARE).result()
+    assert decoders._started().schedule(gc.get_freeze_count).result() > 1000

@@ -8,6 +8,7 @@ cost, not what a hole in a decoder might let it do.
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -224,6 +225,7 @@ def _context() -> Any:
 def _bounded(memory: int) -> None:
     """Limit the memory of this process, beyond what it has already, and let it be killed wherever it is."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of Python's would wait for the decoder to return
+    gc.freeze()  # collecting what was there before the fork would write to its pages, and so copy them: 40 MB each
     if sys.platform == "linux":
         import resource
 
