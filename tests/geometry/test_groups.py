@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt.errors import OptionError
 from headtilt.geometry.groups import OneParameterGroup, check_levels, identity_index, invert
 from tests.toys import exact
 
@@ -327,3 +328,9 @@ def test_an_inverse_does_not_eliminate_its_element_behind_one_that_does_not_comm
     in_front, element = ht.shear_x().matrix(exact(shear)), ht.rotation().matrix(exact(turn))
     left_over = ht.rotation().inverse(exact(turn)) @ in_front @ element
     assert float((left_over - in_front).norm()) > 0.01
+
+
+@pytest.mark.parametrize(("field", "value"), [("name", {"a": 1}), ("periodic", "yes"), ("spacing", "odd")])
+def test_a_group_with_a_field_of_another_kind_is_refused_by_name(field, value):
+    with pytest.raises(OptionError, match=field):
+        replace(ht.rotation(), **{field: value})

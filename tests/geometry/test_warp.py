@@ -478,3 +478,15 @@ def test_a_single_pixel_that_is_not_finite_is_seen(dtype, bad):
     assert all_finite(images)
     images[1, 2, 3, 0] = bad
     assert not all_finite(images)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection", "auto", 0.5])
+def test_cubic_curves_leave_no_pixel_outside_of_the_range_of_its_channel(padding):
+    images = (torch.rand(3, 2, 12, 12, generator=torch.Generator().manual_seed(0)) > 0.5).float() * 0.6 + 0.2
+    poses = ht.rotation().matrix(torch.tensor([0.3, 1.0, 2.0]))
+    for views in (
+        ht.warp(images, poses, padding=padding, interpolation="bicubic"),
+        warp_all(images, poses, padding=padding, interpolation="bicubic"),
+    ):
+        low = 0.0 if padding == "zeros" else 0.2
+        assert low - 1e-6 <= float(views.min()) < float(views.max()) <= 0.8 + 1e-6

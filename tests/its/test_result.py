@@ -20,6 +20,9 @@ NAMES = ["ant", "bee", "cat", "dog", "elk"]
 # --- SearchResult -----------------------------------------------------------------------------------------------------
 
 
+SHOWN = {"padding": "border", "interpolation": "bicubic"}
+
+
 @pytest.fixture
 def result(net, images) -> SearchResult:
     return ungated(net, [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)], samples=5, padding="border").search(images)
@@ -54,14 +57,14 @@ def test_hypotheses_have_different_labels(result):
 def test_pose_and_logits_of_every_hypothesis_belong_together(net, images, result):
     for slot in range(3):
         active = result.hypotheses.active[:, slot]
-        views = ht.warp(images[active], result.hypotheses.pose[active, slot], padding="border")
+        views = ht.warp(images[active], result.hypotheses.pose[active, slot], **SHOWN)
         with torch.no_grad():
             assert_close(result.hypotheses.evidence.logits[active, slot], net(views), rtol=1e-3, atol=1e-3)
 
 
 def test_the_canonical_image_is_the_original_resampled_once(images, result):
     assert torch.equal(result.images, images)
-    assert torch.equal(result.canonical(), ht.warp(images, result.pose, padding="border"))
+    assert torch.equal(result.canonical(), ht.warp(images, result.pose, **SHOWN))
 
 
 def test_the_trace_has_one_entry_per_level_and_holds_the_pose(result):
@@ -152,7 +155,7 @@ GOLDEN_WORDS = (
 
 def golden():
     levels = [ht.rotation(), ht.scale(0.25), ht.shear_x(0.25)]
-    return {"levels": levels, "search": ht.Tree(), "mc_passes": 10, "padding": "zeros"}
+    return {"levels": levels, "search": ht.Tree(), "mc_passes": 10, "padding": "zeros", "interpolation": "bilinear"}
 
 
 def test_its3_of_a_fixed_network_gives_what_it_always_gave(net, images):

@@ -371,7 +371,7 @@ def test_pose_and_logits_are_permuted_together(monkeypatch, net, images):
         )
         for slot in range(3):
             active = result.hypotheses.active[:, slot]
-            views = ht.warp(images[active], result.hypotheses.pose[active, slot])
+            views = ht.warp(images[active], result.hypotheses.pose[active, slot], interpolation="bicubic")
             with torch.no_grad():
                 assert_close(result.hypotheses.evidence.logits[active, slot], net(views), rtol=1e-3, atol=1e-3)
 

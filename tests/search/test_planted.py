@@ -173,7 +173,7 @@ def test_group_confidence_recovers_every_rotation_with_a_second_level_behind_it(
     first, second = levels[0].orbit(samples), levels[1].orbit(samples)[4:5]
     undo = torch.stack([b @ a for a, b in itertools.product(first, second)])
     images, classes = planted(size, invert(undo))
-    result = look(size, levels, samples, images, confidence="group")
+    result = look(size, levels, samples, images, confidence="group", interpolation="bilinear")
     assert torch.equal(result.labels, classes)
     assert_close(result.pose, undo.float().repeat(3, 1, 1), rtol=0, atol=1e-5)
 

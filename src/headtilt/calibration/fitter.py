@@ -84,7 +84,7 @@ class Fitter:
     predictor: Predictor
     plan: Plan
     padding: Padding = "auto"
-    interpolation: Interpolation = "bilinear"
+    interpolation: Interpolation = "bicubic"
     method: Method = "head"
     calibrator: Calibrator | None = None
     recipe: HeadRecipe = field(default_factory=HeadRecipe)

@@ -25,6 +25,7 @@ NEARLY_ANGLE, NEARLY_SCALE, NEARLY_PIXELS = math.radians(3), 0.03, 0.5  # what a
 RESAMPLED = 1 / 2  # of the upright images
 QUARTERS = 1 / 3  # of the tilted images, where the search covers a full turn
 NEARNESS = 0.35  # distance ‖T − I‖ of a view from upright at which it counts half as much or so: a turn by 15°
+RESAMPLINGS: tuple[Interpolation, ...] = ("bilinear", "bicubic")
 COLUMNS = ("coordinates", "poses", "aim", "upright", "exact", "transforms")  # of `Orbits`, beside the evidence
 BLOCK = 64  # images that are tilted at once: none but these exist in full size a second time
 
@@ -73,7 +74,7 @@ class Sampler:
     predictor: Predictor
     levels: tuple[Group, ...]
     padding: Padding = "auto"
-    interpolation: Interpolation = "bilinear"
+    interpolation: Interpolation = "bicubic"
     crop: int | None = None
     views: int = 16
 
@@ -83,13 +84,20 @@ class Sampler:
         return centre_crop(images.to(device), self.crop)
 
     def moved(self, images: Tensor, transforms: Tensor) -> Tensor:
-        """Return what the model sees of images (n, C, H, W) under transforms (n, 3, 3); the identity moves no pixel."""
+        """Return what the model sees of images (n, C, H, W) under transforms (n, 3, 3); the identity moves no pixel.
+
+        Every other image is resampled more softly: how sharp an image is must say nothing about how it lies.
+        """
         device, _ = self.predictor.device_and_dtype(images)
         still = (transforms == torch.eye(3)).flatten(1).all(1)
         whole = images.to(device)
         share = 1.0 if self.crop is None else self.crop / max(images.shape[-2:])
         moves = around(transforms.to(device), share)
-        made = warp(whole, moves, padding=self.padding, interpolation=self.interpolation)
+        made = torch.empty_like(whole)
+        kinds = ("nearest",) if self.interpolation == "nearest" else RESAMPLINGS
+        for first, kind in enumerate(kinds[: len(whole)]):
+            rows = slice(first, None, len(kinds))
+            made[rows] = warp(whole[rows], moves[rows], padding=self.padding, interpolation=kind)
         return centre_crop(torch.where(still.to(device)[:, None, None, None], whole, made), self.crop)
 
     def draw(self, count: int, upright: float, size: int, generator: np.random.Generator) -> Presented:

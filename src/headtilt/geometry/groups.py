@@ -16,7 +16,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from headtilt.errors import OptionError, ShapeError, at_least, number
+from headtilt.errors import OptionError, ShapeError, at_least, number, one_of
 
 Algebra = tuple[tuple[float, float, float], tuple[float, float, float], tuple[float, float, float]]
 ZERO: Algebra = ((0, 0, 0), (0, 0, 0), (0, 0, 0))
@@ -44,6 +44,10 @@ class OneParameterGroup:
     spacing: Literal["even", "factor"] = "even"
 
     def __post_init__(self) -> None:
+        for field, kind in (("name", str), ("periodic", bool)):
+            if not isinstance(getattr(self, field), kind):
+                raise OptionError(f"{field} of a group must be a {kind.__name__}; got {getattr(self, field)!r}.")
+        one_of("spacing", self.spacing, ("even", "factor"))
         for end in ("low", "high"):
             object.__setattr__(self, end, number(f"{end} of {self.name}", getattr(self, end)))
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < 0 < self.high):

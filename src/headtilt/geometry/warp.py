@@ -54,8 +54,7 @@ def warp(
     height, width = images.shape[-2:]
     exact = images.dtype if images.dtype == torch.float64 else torch.float32
     grid = sampling_grid(poses.to(images.device), height, width).to(exact)
-    source = images.to(exact).expand(views, -1, -1, -1)
-    return resample(source, grid, padding, interpolation).to(images.dtype)
+    return resample(images.to(exact), grid, padding, interpolation).to(images.dtype)
 
 
 def warp_all(
@@ -98,13 +97,25 @@ def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
 
 
 def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Interpolation) -> Tensor:
-    """Return `images` (B, C, H, W) read at `grid` (B, H, W, 2), with any padding that `warp` takes."""
+    """Return `images` (B or 1, C, H, W) read at `grid` (B, H, W, 2), with any padding that `warp` takes."""
     if not isinstance(padding, str):
         return _on_colour(images, grid, padding_colour(padding, images), interpolation)
     one_of("padding", padding, WORDS)
     if padding == "auto":
-        return _by_frame(images, grid, interpolation)
-    return F.grid_sample(images, grid, mode=interpolation, padding_mode=padding, align_corners=False)
+        return _by_frame(images.expand(grid.shape[0], -1, -1, -1), grid, interpolation)
+    return _read(images, grid, padding, interpolation)
+
+
+def _read(images: Tensor, grid: Tensor, padding: str, interpolation: Interpolation) -> Tensor:
+    """Return what `grid_sample` does; cubic curves overshoot at edges, and no pixel leaves the range of its channel."""
+    whole = images.expand(grid.shape[0], -1, -1, -1)
+    read = F.grid_sample(whole, grid, mode=interpolation, padding_mode=padding, align_corners=False)
+    if interpolation != "bicubic":
+        return read
+    low, high = images.amin((-2, -1), keepdim=True), images.amax((-2, -1), keepdim=True)
+    if padding == "zeros":
+        low, high = low.clamp_max(0), high.clamp_min(0)
+    return read.clamp_(low, high)
 
 
 def frame_colour(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,13 +231,9 @@ def _pixel_centres(size: int, like: Tensor) -> Tensor:
 def _on_colour(images: Tensor, grid: Tensor, colour: Tensor, interpolation: Interpolation) -> Tensor:
     """Return images read at a grid, on a ground of a colour (B or 1, C or 1, 1, 1)."""
     if interpolation == "nearest":  # pixels are moved and not computed with: each stays what it is, to the last bit
-        read = F.grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
-        inside = F.grid_sample(
-            torch.ones_like(images[:, :1]), grid, mode=interpolation, padding_mode="zeros", align_corners=False
-        )
-        return torch.where(inside > 0, read, colour)
-    shifted = F.grid_sample(images - colour, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
-    return shifted.add_(colour)
+        inside = _read(torch.ones_like(images[:, :1]), grid, "zeros", interpolation)
+        return torch.where(inside > 0, _read(images, grid, "zeros", interpolation), colour)
+    return _read(images - colour, grid, "zeros", interpolation).add_(colour)
 
 
 def _by_frame(images: Tensor, grid: Tensor, interpolation: Interpolation) -> Tensor:

@@ -63,9 +63,9 @@ def survey(sources: Iterable[str | Path]) -> Survey:
         if "\0" in str(source):
             raise DataError(f"no file can be named {str(source)!r}, with a null byte in it.")
         path = Path(source).expanduser()
-        matches = [] if path.exists() else sorted(map(Path, glob(str(path), recursive=True)))
+        matches = [] if os.path.exists(path) else sorted(map(Path, glob(str(path), recursive=True)))
         for match in matches or [path]:
-            if not match.is_dir():
+            if not os.path.isdir(match):
                 paths[match] = None
                 continue
             for file in _files(match):
@@ -251,13 +251,13 @@ def name_of(source: Any) -> str:
 
 
 def _check_file(path: Path, name: str) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):  # and not `Path.is_dir`, which raises where a name is too long for any file
         try:
             next(path.iterdir(), None)
         except PermissionError as error:
             raise DataError(f"{name} is a folder that may not be opened: permission denied.") from error
         raise DataError(f"{name} is a folder, not an image.")
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError(f"{name} does not exist.")
     if not path.is_file():
         raise DataError(f"{name} is no regular file.")

@@ -6,6 +6,7 @@ Every image is resized to a square with antialiased bilinear interpolation, its 
 from __future__ import annotations
 
 import csv
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -119,7 +120,7 @@ def _read_table(path: Path) -> list[tuple[str, int]]:
 def _checked(place: Path, paths: list[Path], labels: list[int]) -> tuple[list[Path], list[int]]:
     if wrong := [label for label in labels if not 0 <= label < len(CLASSES)]:
         raise DataError(f"{place} must hold classes 0…{len(CLASSES) - 1}; got {wrong[0]}.")
-    if missing := [path for path in paths if not path.is_file()]:
+    if missing := [path for path in paths if not os.path.isfile(path)]:  # a name may be too long for `Path.is_file`
         raise DataError(f"{missing[0]} is listed but missing ({len(missing)} in all). Unpack the archive again.")
     return paths, labels
 

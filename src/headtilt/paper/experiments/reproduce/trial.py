@@ -148,7 +148,8 @@ def our_tree(model: nn.Module, levels: Sequence[Group], **options: Any) -> ITS:
     """
     walk = {item.name: options[item.name] for item in fields(Tree) if item.name in options}
     others = {name: value for name, value in options.items() if name not in walk or name == "seed"}
-    return ITS(model, levels, search=Tree(**walk), gate=None, **{"padding": "zeros", **others})
+    paper = {"padding": "zeros", "interpolation": "bilinear"}
+    return ITS(model, levels, search=Tree(**walk), gate=None, **{**paper, **others})
 
 
 def canonicalising(model: nn.Module) -> Predict:
