@@ -32,7 +32,12 @@ class TestOrbit:
         curve = plot.orbit(robust, image, samples=24).axes[0]
         angles = np.arange(-12, 12) * 15.0
         with torch.no_grad():
-            turned = ht.warp(image[None], ht.rotation().matrix(torch.tensor(angles).deg2rad()).float(), padding="auto")
+            turned = ht.warp(
+                image[None],
+                ht.rotation().matrix(torch.tensor(angles).deg2rad()).float(),
+                padding="auto",
+                interpolation="bicubic",
+            )
             found = robust.model(turned).logsumexp(-1).numpy()
         np.testing.assert_allclose(curve.lines[0].get_xdata(), angles, atol=1e-9)
         expected = (found - found.min()) / (found.max() - found.min())
@@ -54,7 +59,7 @@ class TestOrbit:
 
         image = pictures()[1]
         curve, strip, _ = plot.orbit(robust, image, samples=24, names=NAMES).axes
-        turned = ht.warp(image[None], ht.rotation().orbit(24).float(), padding="auto")
+        turned = ht.warp(image[None], ht.rotation().orbit(24).float(), padding="auto", interpolation="bicubic")
         labels = robust.model(turned).argmax(-1).tolist()
         borders = [-187.5, *(-180 + 15 * place - 7.5 for place in range(1, 24) if labels[place] != labels[place - 1])]
         assert len(borders) > 2
@@ -105,7 +110,9 @@ class TestSurface:
         for row, down in enumerate(second.grid(7)):
             for column, along in enumerate(first.grid(7)):
                 pose = ht.compose(first.matrix(along), second.matrix(down)).float()
-                expected[row, column] = robust.model(ht.warp(image[None], pose[None], padding="auto")).logsumexp(-1)
+                expected[row, column] = robust.model(
+                    ht.warp(image[None], pose[None], padding="auto", interpolation="bicubic")
+                ).logsumexp(-1)
         heat = axes.collections[0].get_array().reshape(7, 7)
         np.testing.assert_allclose(heat, expected.detach(), rtol=1e-4)
         identity, maximum = axes.lines

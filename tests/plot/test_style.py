@@ -109,7 +109,9 @@ class TestOneColourPerLabel:
         robust = ungated(network(), LEVELS[:1], search=search)
         figure = plot.explain(robust, robust.search(pictures()[:1]), names=NAMES)
         strip = next(axes for axes in figure.axes if [tick.get_text() for tick in axes.get_yticklabels()] == ["label"])
-        seen = robust.model(ht.warp(pictures()[:1], ht.rotation().orbit(72).float(), padding="auto")).argmax(-1)
+        seen = robust.model(
+            ht.warp(pictures()[:1], ht.rotation().orbit(72).float(), padding="auto", interpolation="bicubic")
+        ).argmax(-1)
         changed = [place for place in range(72) if place == 0 or seen[place] != seen[place - 1]]
         stripes = {NAMES[seen[at]]: to_hex(bar.get_facecolor()) for at, bar in zip(changed, strip.patches, strict=True)}
         if search == "joint":

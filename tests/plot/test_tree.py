@@ -37,7 +37,7 @@ class TestTree:
     def test_views_lie_in_the_order_of_the_trace(self, result):
         images = plot.tree(result, 0, max_views=9).axes[0].images
         level = result.trace[0]
-        expected = ht.warp(result.images[:1], level.poses()[0, 0], padding=result.padding)
+        expected = ht.warp(result.images[:1], level.poses()[0, 0], padding=result.padding, interpolation="bicubic")
         for view in range(9):
             np.testing.assert_allclose(images[2 + view].get_array()[..., 0], expected[view, 0], atol=1e-5)
 
