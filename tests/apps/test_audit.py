@@ -75,10 +75,10 @@ def test_a_source_that_turns_half_of_its_images_is_mixed():
 
 
 def test_a_few_turned_images_among_many_are_spoken_of():
-    images = torch.cat([arriving("upright", 90), arriving("turned by 90°", 10, first=90)])
+    images = torch.cat([arriving("upright", 85), arriving("turned by 90°", 15, first=85)])
     found = audit(ask(DIGITS, images))
     assert found.verdict == "upright"
-    assert found.turned.low > 0.01
+    assert found.turned.low > 0.02
     assert found.sentence.startswith("Images arrive upright. Some do not: ")
 
 
