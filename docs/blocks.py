@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 from everyday import audit, audit_mixtures, task, tasks
 from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, brief_table, headline, shown, stored
-from tabular import folded, grid, provenance
-from verdicts import verdict_on
+from reproduction import front, reproduce, spreads
+from tabular import folded, grid, provenance, scalars, without, words
 
 # Long lists, for which the file itself is the place.
 DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent", "tests", "replies_to_attackers"} | {
@@ -30,217 +28,6 @@ HARDENING = {
     "hardening-audit": "Known vulnerabilities",
     "hardening-release": "The release",
 }
-
-
-def words(key: str) -> str:
-    """Return a key of a result file as words."""
-    return re.sub(r"\bits(3?)\b", lambda match: f"ITS{'³' if match[1] else ''}", key.replace("_", " "))
-
-
-def scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield every number, word and truth value below, with the words that lead to it; long lists by their length."""
-    if isinstance(value, dict) and {"median", "low", "high"} <= value.keys():
-        yield " · ".join(path), f"{shown(value['median'])} ({shown(value['low'])} to {shown(value['high'])})"
-    elif isinstance(value, dict) and {"mean", "std"} <= value.keys():
-        yield " · ".join(path), f"{shown(value['mean'])} ± {shown(value['std'])}"
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from scalars(part, (*path, words(str(key))))
-    elif isinstance(value, list):
-        plain = [part for part in value if not isinstance(part, (dict, list))]
-        short = len(plain) == len(value) <= 12
-        yield " · ".join(path), ", ".join(map(shown, plain)) if short else f"{len(value)} of them, in the file"
-    else:
-        yield " · ".join(path), shown(value)
-
-
-def without(value: Any, names: set[str]) -> Any:
-    """Return a report without the parts of those names, however deep they lie."""
-    if not isinstance(value, dict):
-        return value
-    return {key: without(part, names) for key, part in value.items() if key not in names}
-
-
-def reproduce(name: str) -> str:
-    """Return what an item of `headtilt reproduce` says: the paper's claims, our numbers, the verdict, the figures."""
-    module = import_module(f"headtilt.paper.experiments.reproduce.{name.replace('-', '_')}")
-    paper = module.PAPER
-    report, earlier = judged(module, stored(name)), stored(name)
-    claims = "\n".join(f"- {claim[0].upper()}{claim[1:]}." for claim in paper.get("claims", ()))
-    numbers = NUMBERS.get(name)
-    printed = [[key, value] for key, value in scalars({key: paper[key] for key in paper if key != "claims"})]
-    parts = ["## What the paper says", claims, grid(["", ""], printed) if printed and numbers is None else ""]
-    if report is None:
-        if numbers is not None:
-            parts += [numbers(paper, {})]
-        command = f"```{{.console .no-run}}\n$ headtilt reproduce {name} --device cuda\n```"
-        why = "is not stored" if earlier is None else "was written by earlier code, whose rows are not today's"
-        note = f'!!! note "{NEVER}"\n    results/{name}.json {why}. This command writes it:'
-        return "\n\n".join(part for part in [*parts, note, command] if part)
-    warning = ""
-    if report.get("quick"):
-        warning = (
-            '!!! warning "Quick sizes"\n    A handful of images: it shows that it runs. Do not quote these numbers.'
-        )
-    parts += ["## What we measured", warning, numbers(paper, report) if numbers else ""]
-    parts += [f"![{path.stem}](../results/{path.name})" for path in sorted(RESULTS.glob(f"{name}*.png"))]
-    parts += [f"- {note}" for note in report.get("notes", ())]
-    rows = [[key, value] for key, value in scalars(report["verdict"])]
-    folded = "\n".join(f"    {line}" for line in grid(["", ""], rows).splitlines())
-    parts += ["## Verdict", verdict_on(name, report), f'??? note "The numbers behind it"\n\n{folded}']
-    return "\n\n".join(part for part in [*parts, provenance(name, report)] if part)
-
-
-def judged(module: Any, report: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the report with the verdict that today's code gives its numbers; None for numbers that it cannot read."""
-    judge = getattr(module, "judge", None)
-    if report is None or judge is None:
-        return report
-    try:
-        return {**report, "verdict": judge(report)}
-    except (KeyError, TypeError, AttributeError):
-        return None
-
-
-def front() -> str:
-    """Return what the paper, its public code and we make of the same tilted images, and the picture of table 1."""
-    module = import_module("headtilt.paper.experiments.reproduce.table1")
-    report = judged(module, stored("table1")) or {"results": {}, "verdict": {}, "unfitted": {"rule": NOTHING}}
-    head = ["accuracy", "paper, ITS³", "public code", "as printed", "ours, unfitted", "ours, fitted"]
-    rows = []
-    for name in module.DATASETS:
-        table = report["results"].get(name, {}).get("each", {})
-        methods = ("public code, ITS³", "ITS³", report["unfitted"]["rule"], "head")
-        cells = [table.get(method, {}).get("accuracy") for method in methods]
-        shown_cells = [NOTHING if cell is None else f"{cell['mean']:.1f} ± {cell['std']:.1f}" for cell in cells]
-        rows.append([SETS[name], f"{module.PAPER[name]['accuracy']['ITS³'][0]:.1f}", *shown_cells])
-    parts = [grid(head, rows)]
-    if table_is_measured := bool(report["results"]):
-        parts.append(f"Ours, unfitted: {report['unfitted']['rule']}, the best of four rules on validation images.")
-    if table_is_measured and (RESULTS / "table1.png").exists():
-        parts.append("![Table 1](../results/table1.png)")
-    return "\n\n".join(parts)
-
-
-def spreads() -> str:
-    """Return the printed spreads of table 1 beside those that a short last batch explains."""
-    module = import_module("headtilt.paper.experiments.reproduce.table1")
-    found = module.printed_spreads()
-    rows = []
-    for name in module.PAPER_ROWS:
-        row = [name]
-        for dataset in found:
-            cell = found[dataset][name]
-            row.append(f"{cell['mean']:.2f} ± {cell['printed']:.2f} ({cell['explained']:.2f})")
-        rows.append(row)
-    return grid(["printed (explained)", *(SETS[dataset] for dataset in found)], rows)
-
-
-def _table1(paper: dict[str, Any], report: dict[str, Any]) -> str:
-    parts = [_table1_ours(paper, report)]
-    results = report.get("results", {})
-    if results:
-        parts += [_table1_protocol(paper, results), _table1_choice(report["unfitted"])]
-    return "\n\n".join(parts)
-
-
-def _table1_protocol(paper: dict[str, Any], results: dict[str, Any]) -> str:
-    """Return the searches by the paper's protocol, each figure of the paper's own kind."""
-    rows = []
-    sets = [name for name in SETS if name in results and "paper" in results[name]]
-    methods = [name for name in results[sets[0]]["paper"] if name == "CNN" or "ITS" in name] if sets else []
-    for method in methods:
-        row = [method]
-        for name in sets:
-            theirs = paper.get(name, {}).get("accuracy", {}).get(method)
-            row.append(NOTHING if theirs is None else f"{theirs[0]:.1f} ± {theirs[1]:.1f}")
-            for place in ("paper", "paper, notebook networks"):
-                one = results[name].get(place, {}).get(method, {}).get("as_printed")
-                row.append(NOTHING if one is None else _spread(one))
-        rows.append(row)
-    kinds = ("paper", "the zoo's networks", "notebook networks")
-    head = ["by the paper's protocol"] + [f"{SETS[name]}, {kind}" for name in sets for kind in kinds]
-    return f"### By the paper's protocol\n\n{grid(head, rows)}"
-
-
-def _spread(one: dict[str, Any]) -> str:
-    return f"{one['mean']:.1f}" if one["std"] is None else f"{one['mean']:.1f} ± {one['std']:.1f}"
-
-
-def _table1_choice(unfitted: dict[str, Any]) -> str:
-    """Return how the unfitted rule was chosen."""
-    table = unfitted["validation_accuracy"]
-    rows = [
-        [rule, *(f"{table[name][rule]['mean']:.1f} ± {table[name][rule]['std']:.1f}" for name in table), f"{mean:.1f}"]
-        for rule, mean in unfitted["mean"].items()
-    ]
-    head = ["on validation images", *(SETS.get(name, name) for name in table), "mean"]
-    return f"### Which rule without a fit\n\n{grid(head, rows)}\n\nThe best on average is **{unfitted['rule']}**."
-
-
-def _table1_ours(paper: dict[str, Any], report: dict[str, Any]) -> str:
-    results = report.get("results", {})
-    sets = [name for name in SETS if name in paper]
-    methods = list(dict.fromkeys(key for name in sets for key in paper[name]["accuracy"]))
-    methods += [key for name in sets for key in results.get(name, {}).get("each", {}) if key not in methods]
-    rows = []
-    origin = report.get("origin", {})
-    for method in dict.fromkeys(methods):
-        row = [method, origin.get(method, "ours" if origin else NOTHING)]
-        for name in sets:
-            theirs = paper[name]["accuracy"].get(method)
-            ours = results.get(name, {}).get("each", {}).get(method, {}).get("accuracy")
-            row += [NOTHING if theirs is None else f"{theirs[0]:.2f}"]
-            row += [NOTHING if ours is None else f"{ours['mean']:.1f} ± {ours['std']:.1f}"]
-        rows.append(row)
-    head = ["accuracy", "whose rule"] + [f"{SETS[name]}, {who}" for name in sets for who in ("paper", "measured")]
-    return grid(head, rows)
-
-
-def _rotated(_: dict[str, Any], report: dict[str, Any]) -> str:
-    results = report.get("results", {})
-    rows = [[name, f"{one['mean']:.1f}", f"{one['worst']:.1f}"] for name, one in results.items()]
-    return grid(["", "mean over all angles", "worst angle"], rows) if rows else ""
-
-
-def _siscore(paper: dict[str, Any], report: dict[str, Any]) -> str:
-    results = report.get("results", {})
-    titles = {"rotation": "Turned objects", "area": "Resized objects", "location": "Moved objects"}
-    parts = []
-    for place, title in {**titles, "imagenet": "Whole photographs, turned"}.items():
-        names = [name for name in results if place in results[name]]
-        rows = [
-            [f"{who} (paper)", f"{values[0]:.1f} / {values[1]:.1f}"] for who, values in paper.get(place, {}).items()
-        ]
-        if rows:
-            parts.append(f"### {title}\n\n{grid(['quoted', 'top 1 / top 5'], rows)}")
-        methods = list(dict.fromkeys(row for name in names for row in results[name][place]["rows"]))
-        measured = [
-            [method, *(_both(results[name][place]["rows"].get(method)) for name in names)] for method in methods
-        ]
-        if measured:
-            heading = "" if rows else f"### {title}\n\n"
-            parts.append(heading + grid(["measured, top 1 / top 5", *names], measured))
-    return "\n\n".join(parts)
-
-
-def _both(row: dict[str, Any] | None) -> str:
-    return NOTHING if row is None else f"{row['acc1']:.1f} / {row['acc5']:.1f}"
-
-
-def _hyperparameters(paper: dict[str, Any], report: dict[str, Any]) -> str:
-    gains = report.get("results", {}).get("gains", {})
-    rows = []
-    for key, title in {"1 to 10": "dropout passes, 1 to 10", "10 to 50": "dropout passes, 10 to 50"}.items():
-        mean, deviation = paper[f"gain_{key.replace(' ', '_')}"]
-        ours = gains.get(key)
-        rows.append([title, f"{mean} ± {deviation}", f"{ours['mean']:.2f} ± {ours['std']:.2f}" if ours else NOTHING])
-    best, ours = paper["best"], report.get("verdict", {}).get("best", {})
-    rows += [[f"best {key}", shown(best[key]), shown(ours.get(key))] for key in ("samples", "hypotheses")]
-    return grid(["gain in points", "paper", "ours"], rows)
-
-
-NUMBERS = {"hyperparameters": _hyperparameters, "table1": _table1, "rotated-mnist": _rotated, "siscore": _siscore}
 
 
 def file_block(name: str, title: str) -> str:
@@ -545,6 +332,35 @@ def promise() -> str:
     )
 
 
+def peers() -> str:
+    """Return headtilt beside what one would write or install instead: the picture, and the table behind it."""
+    report = stored("peers")
+    if report is None:
+        return NEVER
+    head = ["", "turned", "quarter", "upright", "views", "images/s"]
+    parts = ["![Right labels of turned images against images per second](../results/peers.png)"]
+    for name, rows in report["sets"].items():
+        table = []
+        for row in rows.values():
+            accuracies = [f"{row[key]:.1f} ± {row[f'{key}_std']:.1f}" for key in ("tilted", "quarter", "upright")]
+            table.append([row["words"], *accuracies, f"{row['views']:.0f}", f"{row['images_per_second']:,.0f}"])
+        parts.append(f"**{SETS.get(name, name)}**\n\n{grid(head, table)}")
+    return "\n\n".join([parts[0], folded("The table", "\n\n".join([*parts[1:], provenance("peers", report)]))])
+
+
+def startup() -> str:
+    """Return how long people wait before the first view."""
+    report = stored("startup")
+    if report is None:
+        return NEVER
+    rows = []
+    for name, taken in report["seconds"].items():
+        cells = [taken.get(kind) for kind in ("processor", "clock")]
+        rows.append([name, *(NOTHING if one is None else f"{one['median']:.2f}" for one in cells)])
+    table = grid(["seconds, median of " + str(report["runs"]), "of the processor", "by the clock"], rows)
+    return f"{table}\n\n{provenance('startup', report)}"
+
+
 BLOCKS = {
     "audit": audit,
     "audit-mixtures": audit_mixtures,
@@ -564,4 +380,6 @@ BLOCKS = {
     "costs": costs,
     "confused": confused,
     "budget": budget,
+    "peers": peers,
+    "startup": startup,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import blocks
 import figures
 import pytest
+import reproduction
 from verdicts import verdict_on
 
 import headtilt
@@ -79,8 +80,8 @@ def test_places_are_filled_with_stored_numbers_and_gaps_with_a_dash(tmp_path):
 
 @pytest.mark.parametrize("one", ITEMS)
 def test_an_item_that_was_not_run_in_full_is_said_not_to_be_measured(one, monkeypatch):
-    monkeypatch.setattr(blocks, "stored", lambda _: None)
-    text = blocks.reproduce(one)
+    monkeypatch.setattr(reproduction, "stored", lambda _: None)
+    text = reproduction.reproduce(one)
     assert figures.NEVER in text
     assert f"$ headtilt reproduce {one}" in text
     assert all(claim[1:] in text for claim in item(one).PAPER.get("claims", ()))
@@ -108,8 +109,8 @@ def table1_report() -> dict:
 
 def test_an_item_that_was_run_shows_its_numbers_its_verdict_and_its_command(monkeypatch):
     report = table1_report()
-    monkeypatch.setattr(blocks, "stored", lambda _: report)
-    text = blocks.reproduce("table1")
+    monkeypatch.setattr(reproduction, "stored", lambda _: report)
+    text = reproduction.reproduce("table1")
     assert "| ITS³ | paper | 88.89 | 81.2 ± 1.1 | 38.47 | – |" in text
     assert "| head | ours | – | 81.2 ± 1.1 | – | – |" in text
     assert "| public code, ITS³ | public code | – | 81.2 ± 1.1 |" in text
@@ -123,30 +124,30 @@ def test_an_item_that_was_run_shows_its_numbers_its_verdict_and_its_command(monk
     assert figures.NEVER not in text
     assert "Do not quote" not in text
     monkeypatch.setitem(report, "quick", True)
-    assert "Do not quote" in blocks.reproduce("table1")
+    assert "Do not quote" in reproduction.reproduce("table1")
 
 
 def test_numbers_that_todays_code_cannot_read_are_not_shown(monkeypatch):
     report = table1_report()
     del report["unfitted"]
-    monkeypatch.setattr(blocks, "stored", lambda _: report)
-    text = blocks.reproduce("table1")
+    monkeypatch.setattr(reproduction, "stored", lambda _: report)
+    text = reproduction.reproduce("table1")
     assert "was written by earlier code" in text
     assert "81.2" not in text
 
 
 def test_the_front_page_sets_the_paper_its_code_and_ours_beside_each_other(monkeypatch):
-    monkeypatch.setattr(blocks, "stored", lambda _: table1_report())
-    text = blocks.front()
+    monkeypatch.setattr(reproduction, "stored", lambda _: table1_report())
+    text = reproduction.front()
     assert "| MNIST | 88.9 | 81.2 ± 1.1 | 81.2 ± 1.1 | 81.2 ± 1.1 | 81.2 ± 1.1 |" in text
     assert "| GTSRB | 66.4 | – | – | – | – |" in text
     assert "ITS³, by energy, the best of four rules" in text
-    monkeypatch.setattr(blocks, "stored", lambda _: None)
-    assert "| MNIST | 88.9 | – | – | – | – |" in blocks.front()
+    monkeypatch.setattr(reproduction, "stored", lambda _: None)
+    assert "| MNIST | 88.9 | – | – | – | – |" in reproduction.front()
 
 
 def test_the_printed_spreads_stand_beside_those_that_a_short_batch_explains():
-    assert "| ITS³ | 88.89 ± 13.86 (13.46) | 38.47 ± 7.77 (7.26) | 66.44 ± 11.48 (10.90) |" in blocks.spreads()
+    assert "| ITS³ | 88.89 ± 13.86 (13.46) | 38.47 ± 7.77 (7.26) | 66.44 ± 11.48 (10.90) |" in reproduction.spreads()
 
 
 def test_figures_of_the_printed_rules_are_not_taken_from_files_that_are_older_than_they_are(tmp_path):
@@ -161,7 +162,7 @@ def test_figures_of_the_printed_rules_are_not_taken_from_files_that_are_older_th
 
 @pytest.mark.parametrize("one", [name for name in ITEMS if (ROOT / "results" / f"{name}.json").exists()])
 def test_what_was_run_has_a_verdict_in_words_unless_it_is_pictures(one):
-    report = blocks.judged(item(one), figures.stored(one))
+    report = reproduction.judged(item(one), figures.stored(one))
     if report is not None:
         said = verdict_on(one, report)
         assert re.match(r"\*\*(Reproduced|Reproduced in part|Not reproduced)\.\*\* [A-Z]", said) or one == "examples"
