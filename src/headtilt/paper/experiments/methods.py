@@ -64,7 +64,8 @@ class Told:
 
     def told(self, images: Tensor, transforms: Tensor) -> Prediction:
         """Return what it says of images (B, C, H, W) whose transforms (B, 3, 3) are undone by one warp."""
-        upright = warp(images, invert(transforms.to(images.device)), padding=self.padding)
+        back = invert(transforms.to(images.device))
+        upright = warp(images, back, padding=self.padding, interpolation="bicubic")  # as sharp as the search's views
         return Prediction(self.predictor(upright).labels, transforms, 1)
 
 

@@ -198,7 +198,7 @@ def walk(result: SearchResult, score: Tensor, truth: Tensor, names: Sequence[str
         for slot in range(level.active.shape[1]):
             if not bool(level.active[number, slot]):
                 continue
-            views = warp(image[None], poses[slot].to(image), padding=result.padding)
+            views = warp(image[None], poses[slot].to(image), padding=result.padding, interpolation=result.interpolation)
             rows.append(
                 {
                     "level": level.group.name,
