@@ -191,17 +191,14 @@ def judge(folder: Path, seconds: float) -> None:
     lasted = {test: seconds + making.get(test, 0.0) for test, seconds in lasted.items()}
     if collected != 0 or verdict("none", quickest(lasted, TESTS_SECONDS)[:CONTROLS]) != "survived":
         raise SystemExit("the tests fail without any mutant: no verdict would mean anything.")
-    found, alike, end = verdicts(folder), explained(), time.monotonic() + seconds
+    found, end = verdicts(folder), time.monotonic() + seconds
     for number, name in enumerate(names):
         if time.monotonic() > end:
             break
         if name in found:
             continue
         tests = {test: lasted[test] for test in reached.get(name.rpartition("__mutmut_")[0], ()) if test in lasted}
-        if name in alike:  # by hand, and it would take the longest
-            found[name] = "survived"
-        else:
-            found[name] = verdict(name, judges(name, tests)) if tests else "untested"
+        found[name] = verdict(name, judges(name, tests)) if tests else "untested"
         (folder / "found.json").write_text(json.dumps(found))
         print(f"{number + 1}/{len(names)} {name}: {found[name]}", file=sys.stderr, flush=True)
 
@@ -292,9 +289,16 @@ def meaning(status: int) -> str:
     return "killed" if code else "survived"
 
 
-def explained() -> set[str]:
-    """Return the mutants that survivors.md says cannot be told from the original."""
-    return set(re.findall(r"`(headtilt\.\S+?)`", SURVIVORS.read_text(encoding="utf-8")))
+def explained(name: str, change: str) -> bool:
+    """Return whether survivors.md says that a mutant cannot be told from the original.
+
+    It goes by the function and by the line that changed: numbers of mutants change whenever their function does.
+    """
+    function = name.rpartition("__mutmut_")[0]
+    lines = [line for line in change.splitlines() if line.startswith("+")] or change.splitlines()
+    items = SURVIVORS.read_text(encoding="utf-8").split("\n- ")
+    told = [item for item in items if f"`{function}`" in item]
+    return bool(lines) and any(all(f"`{line[1:].strip()}`" in item for line in lines) for item in told)
 
 
 def differences(folder: Path, names: list[str]) -> dict[str, str]:
@@ -316,7 +320,7 @@ def summary(mutants: dict[str, list[str]], found: dict[str, str], changes: dict[
     for file, names in mutants.items():
         of_file = Counter(found[name] for name in names if name in found)
         by_file[file] = {"mutants": len(names), "judged": sum(of_file.values()), **of_file}
-    alike = [name for name, what in found.items() if what != "killed" and name in explained()]
+    alike = [name for name, change in changes.items() if explained(name, change)]
     score = 100 * counts["killed"] / max(len(found), 1)
     return {
         "mutmut": metadata.version("mutmut"),

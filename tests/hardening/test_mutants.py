@@ -14,7 +14,7 @@ from headtilt.calibration import fitter
 from headtilt.calibration.balance import balance_of_batch
 from headtilt.calibration.distances import Neighbours
 from headtilt.calibration.fit_images import Seeds
-from headtilt.calibration.head import OrbitHead
+from headtilt.calibration.head import OrbitHead, pose_loss
 from headtilt.errors import DataError, MissingExtraError, OptionError
 from headtilt.geometry.warp import warp_all
 from headtilt.io import bundle, export
@@ -22,10 +22,10 @@ from headtilt.model import taps
 from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor
 from headtilt.search.anneal import Anneal
-from headtilt.search.joint import log_weights
-from headtilt.search.lattice import lattice
+from headtilt.search.joint import log_weights, look_where_likely
+from headtilt.search.lattice import covering, lattice
 from headtilt.search.run import only
-from tests.toys import TinyNet
+from tests.toys import TinyNet, tiny_images
 
 
 @pytest.mark.parametrize(("hot", "cold"), [(2.0, 0.02), (0.5, 0.5)])
@@ -175,3 +175,49 @@ def test_what_goes_with_an_exported_file_has_names_that_readers_know():
         "headtilt.options",
         "headtilt.labels",
     }
+
+
+def test_to_know_that_an_image_came_upright_lowers_the_loss_of_the_pose():
+    aim, came = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([True, False])
+
+    def told(first):
+        upright = torch.stack([first, first + torch.tensor([-4.0, 4.0])], dim=1)[..., None]  # which view, is said alike
+        return float(pose_loss(Evidence(torch.zeros(2, 2, 3), upright=upright), aim, came))
+
+    assert told(torch.tensor([3.0, -3.0])) < told(torch.zeros(2)) < told(torch.tensor([-3.0, 3.0]))
+
+
+def test_a_fit_counts_whole_views_and_tells_every_one_that_a_gate_takes():
+    told = []
+    robust = ht.ITS(TinyNet(), search=ht.Joint(budget=6))
+    recipe = ht.HeadRecipe(looks=1, views=4, epochs=1, hidden=8)
+    robust.fit(tiny_images(70), recipe=recipe, progress=lambda *args: told.append(args))
+    assert all(isinstance(done, int) for _, done, _ in told)
+    searched = [done for stage, done, _ in told if stage == "searching upright images"]
+    assert told[-1][2] - 5 <= max(searched), "but for the rounding of training, the last stage ends where the fit does"
+    assert robust.report["proposes"] is False
+
+
+def test_where_the_likely_poses_are_just_enough_no_other_is_looked_at():
+    asked = []
+
+    def evaluate(index, poses):
+        asked.append(len(index))
+        return Evidence(torch.zeros(len(index), 3))
+
+    points, poses = covering((ht.rotation(),), 4, torch.zeros(1))
+    likely = torch.tensor([[0.125, 0.25, 0.5, 0.125]]).log()  # of four, the identity is the third
+    root = Evidence(torch.zeros(1, 3), poses=likely)
+    assert look_where_likely(evaluate, points, poses, root, most=4, mass=0.5).looked.sum() == 1
+    assert look_where_likely(evaluate, points, poses, root, most=4, mass=0.75).looked.sum() == 2
+    assert asked == [1]
+
+
+def test_with_images_held_out_by_name_one_head_is_fitted(monkeypatch):
+    fitted = []
+    fit_head = fitter.fit_head
+    monkeypatch.setattr(fitter, "fit_head", lambda *args, **named: fitted.append(1) or fit_head(*args, **named))
+    recipe = ht.HeadRecipe(looks=1, views=4, epochs=1, hidden=8)
+    robust = ht.ITS(TinyNet(), search=ht.Joint(budget=6), readout="marginal")
+    robust.fit(tiny_images(60), held_out=tiny_images(30), recipe=recipe)
+    assert len(fitted) == 1
