@@ -72,7 +72,8 @@ def run_command(line: str, run: bool) -> None:
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), line
     elif words[0] == "python":
-        source = (ROOT / words[1]).read_text(encoding="utf-8")
+        file = f"{words[2].replace('.', '/')}.py" if words[1] == "-m" else words[1]
+        source = (ROOT / file).read_text(encoding="utf-8")
         assert all(f'"{word}"' in source for word in words if word.startswith("--")), line
     elif words[0].endswith("/pip") and "[" not in line:
         assert "--index-url" in words, f"{line}: neither an extra of ours nor a build of torch"
