@@ -13,7 +13,7 @@ from tabular import folded, grid, provenance, scalars, without, words
 
 # Long lists, for which the file itself is the place.
 DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent", "tests", "replies_to_attackers"} | {
-    "memory_after_by_process_mb", "files_after_each_kill", "pythons",
+    "memory_after_by_process_mb", "memory_before_by_process_mb", "files_after_each_kill", "pythons",
 }  # fmt: skip
 ABOUT = {"command", "commit", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
