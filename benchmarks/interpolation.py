@@ -77,8 +77,11 @@ def main() -> None:
         sets[name] = summary([told(adapted.model, data.floats(), data.labels, [rotation()], adapted.size)])
         sys.stderr.write(f"{name}: {sets[name]}\n")
     words = " ".join(f"hf:data/{Path(spec.partition(':')[2]).name}" for spec in asked.photographs)
-    command = f"python -m benchmarks.interpolation --limit {asked.limit}" + (f" --photographs {words}" if words else "")
-    write_json(OUT, {"count": asked.limit, "networks": NETWORKS, "sets": sets, **metadata(command)})
+    command = f"python -m benchmarks.interpolation --limit {asked.limit}"
+    if words:
+        command += f" --photographs {words} --photograph-limit {asked.photograph_limit}"
+    counts = {"count": asked.limit, "photographs": asked.photograph_limit, "networks": NETWORKS}
+    write_json(OUT, {**counts, "sets": sets, **metadata(command)})
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from headtilt.paper.data.dataset import Dataset
 from headtilt.paper.data.perturb import TestSet, draw, draw_quarters, perturb_dataset, schedule, turn_dataset
 from headtilt.paper.experiments.methods import Predict, Prediction, Setting, ask, build
 from headtilt.paper.experiments.report import metadata, write_json
+from headtilt.paper.experiments.reproduce.trial import WORDS
 from headtilt.plot.style import BLUE, FAINT, INK, VERMILION, new_figure, save, style_axes
 
 TURNS = 3
@@ -57,7 +58,6 @@ PLACES = {
     "accurate": LEFT,
     "oracle": ABOVE,
 }
-TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "gtsrb": "GTSRB", "cifar10": "CIFAR-10"}
 
 
 def plain_loop(model: nn.Module) -> Predict:
@@ -182,7 +182,7 @@ def picture(sets: dict[str, dict[str, Any]]) -> Any:
             axes.annotate(
                 row["words"], where, xytext=shift, textcoords="offset points", ha=side, fontsize=7.5, color=INK
             )
-        style_axes(axes, title=f"{TITLES.get(name, name)}: right labels of turned images, %", grid="both")
+        style_axes(axes, title=f"{WORDS.get(name, name)}: right labels of turned images, %", grid="both")
         axes.set_xscale("log")
         axes.set_xlabel("images per second", fontsize=9, color=INK)
         axes.margins(0.22, 0.14)

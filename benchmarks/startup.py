@@ -17,8 +17,8 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 
+from benchmarks.search import spread
 from headtilt.paper.data import load
 from headtilt.paper.experiments.report import metadata, write_json
 
@@ -52,11 +52,6 @@ def served() -> float:
         service.terminate()
         service.wait()
     raise SystemExit("the service did not start")
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Return the median and the range."""
-    return {"median": median(values), "low": min(values), "high": max(values)}
 
 
 def main() -> None:
