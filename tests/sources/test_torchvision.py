@@ -162,4 +162,4 @@ def test_a_real_network_is_searched_and_its_features_are_read():
     assert robust(torch.rand(1, 3, 224, 224)).shape == (1, 1000)
     features = robust.predictor.with_features("auto")(torch.rand(1, 3, 224, 224)).features
     assert features is not None
-    assert features.shape == (1, 512)
+    assert features.shape == (1, 1920)  # the means of its eight blocks
