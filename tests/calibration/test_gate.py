@@ -90,7 +90,7 @@ def test_the_cost_of_a_change_is_told_by_images_that_are_nearly_upright_and_judg
 
 def test_what_seems_tilted_sooner_gets_another_label_and_what_gets_another_label_is_sooner_turned():
     lead, tilted = torch.tensor([2.0, 2.0, 2.0, -1.0, -1.0]), torch.tensor([0.0, 4.0, -4.0, 9.0, -4.0])
-    assert for_label(lead, tilted).tolist() == [2.0, 3.0, 1.0, -1.0, -2.0]  # no tilt makes a label that leads nowhere
+    assert for_label(lead, tilted).tolist() == [2.0, 4.0, 0.0, -1.0, -3.0]  # no tilt makes a label that leads nowhere
     assert for_label(lead, None).tolist() == lead.tolist()
     assert for_label(lead, torch.full((5,), -math.inf)).tolist() == lead.tolist()
     assert for_turning(lead, tilted).tolist() == [1.0, 5.0, -3.0, 9.0, -4.0]
@@ -104,7 +104,14 @@ def test_a_promise_of_nothing_is_an_infinite_margin_and_one_of_everything_is_non
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_a_handful_of_images_gives_a_margin_too(count):
     assert math.isfinite(margin_for(leads(count, 0), 1.0, 0.5))
-    assert margin_for(torch.zeros(count), 0.0, 0.5) == 0
+    assert 0 < margin_for(torch.zeros(count), 0.0, 0.5) < 5  # no score is above another, and yet one may come
+
+
+@pytest.mark.parametrize(("above", "length"), [(1.0, 1.0), (2.0, 1.6), (0.0, 0.4)])
+def test_a_tail_is_one_long_beforehand_and_what_is_seen_counts_beside_ten_images(above, length):
+    """Of 1,000 images five may be replaced, and fifteen tell of the tail; 25 with ten beforehand, a fifth to spare."""
+    scores = torch.cat([torch.full((15,), 3.0 + above), torch.full((985,), 3.0)])
+    assert margin_for(scores, 1.0, 0.5) == pytest.approx(3 + 1.2 * length * math.log(3))
 
 
 @settings(max_examples=30)
@@ -222,7 +229,7 @@ def test_labels_and_poses_are_judged_each_by_itself():
     seen = found(answer, answer)
     seen = type(seen)(**{**seen.__dict__, "posture": Posture(turn.expand(4, 3, 3), tilted, torch.full((4,), 0.5))})
     nobody = torch.zeros(4, dtype=torch.bool)
-    decided = decide(bare, seen, Gate(1.5, turn_at=0.0), "marginal", nobody)
+    decided = decide(bare, seen, Gate(2.0, turn_at=0.0), "marginal", nobody)
     assert decided.kept.tolist() == [False, False, True, True]
     turned = (decided.pose != torch.eye(3)).flatten(1).any(1)
     assert turned.tolist() == [True, False, True, False]

@@ -41,7 +41,7 @@ Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
-MOST_KEPT = {"cpu": 2**28, "cuda": 2**32}  # numbers of evidence kept at once, in half precision
+MOST_KEPT = {"cpu": 2**28, "cuda": 2**31}  # numbers of evidence kept at once, in half precision
 
 
 @dataclass(frozen=True)

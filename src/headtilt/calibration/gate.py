@@ -22,8 +22,10 @@ from headtilt.search.found import Found
 
 LEAST_COST = 0.1  # of replacing an answer: no look at an image is so much better than another that none is lost
 FEWEST_IN_TAIL = 10
-SURE = 1.645  # standard errors: what nineteen of twenty samples stay below
-TILT_FOR_LABEL, LABEL_FOR_TILT = 0.25, 0.5  # how much of the one's log-odds counts for the other
+TRUE_LENGTH = 1.0  # of the tail of log-odds that are true: what is e times as unlikely happens e times less often
+PRIOR_IMAGES = 10  # that this counts for before any is seen
+SURE = 1.0  # standard errors by which a tail is taken for longer than it seems
+TILT_FOR_LABEL = LABEL_FOR_TILT = 0.5  # how much of the one's log-odds counts for the other
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,9 @@ def margin_for(scores: Tensor, cost: float, points: float, images: int | None = 
 
     A promise of half a point is about few images in a thousand, and there may be a hundred: what the very worst of them
     say is chance. So the scores of some images that come next to being replaced, three times as many as may be, are
-    taken for an exponential tail, and its upper confidence bound for its length: few images make a gate careful.
+    taken for an exponential tail. Its length is known beforehand but for the head's own mistakes, since scores are
+    log-odds: where these are true, it is 1. What is seen moves that the more, the more images there are; then the tail
+    is taken for longer by one standard error, so that few images make a gate careful.
 
     Args:
         scores: (n,), what speaks for another label, of upright images that had no part in the fit; see `for_label`.
@@ -230,8 +234,10 @@ def margin_for(scores: Tensor, cost: float, points: float, images: int | None = 
     if not allowed:  # a promise too small for a float
         return math.inf
     start = float(ordered[tail])
-    length = float((ordered[:tail] - start).mean()) * (1 + SURE * math.sqrt(alike / tail))
-    return start + length * math.log(tail / allowed)
+    seen = tail / alike  # images
+    known = seen + PRIOR_IMAGES
+    length = (seen * float((ordered[:tail] - start).mean()) + PRIOR_IMAGES * TRUE_LENGTH) / known
+    return start + length * (1 + SURE / math.sqrt(known)) * math.log(tail / allowed)
 
 
 def quantile_for(scores: Tensor, points: float) -> float:

@@ -83,6 +83,9 @@ def evaluate(
         ),
     ] = "each",
     fit_images: Annotated[int, typer.Option(min=8, help="Most unlabelled upright images to fit on.")] = 6000,
+    fit_split: Annotated[
+        str, typer.Option(help="Where these come from: fit, or train for images that the network was trained on.")
+    ] = "fit",
     thorough: Annotated[bool, typer.Option("--thorough", help="Fit wider heads, with eight times the looks.")] = False,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
     mc_passes: Annotated[int, typer.Option(min=1, help="Dropout passes of the paper's methods (the paper: 50).")] = 10,
@@ -124,6 +127,7 @@ def evaluate(
         split=split,
         mode=mode,  # type: ignore[arg-type]
         fit_images=fit_images,
+        fit_split=fit_split,
         mc_passes=mc_passes,
         promise=promise,
         recipe=recipe if hidden is None else replace(recipe, hidden=hidden),

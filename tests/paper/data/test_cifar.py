@@ -79,13 +79,13 @@ def test_mosaics_are_cut_into_their_tiles_row_by_row(tmp_path: Path) -> None:
     assert len(cifar.read(tmp_path, "test")) == 100
 
 
-def test_of_the_training_images_of_every_class_a_tenth_is_held_out_and_five_twelfths_of_the_rest_are_for_fits(
+def test_of_the_training_images_of_every_class_a_tenth_is_held_out_and_an_eighth_of_the_rest_is_for_fits(
     tmp_path: Path,
 ) -> None:
     write_mosaics(tmp_path / "cifar10")
     names = ("train", "validation", "test", "fit")
     train, validation, test, fit = (load("cifar10", split, folders=tmp_path) for split in names)  # type: ignore[arg-type]
-    assert (len(train), len(validation), len(test), len(fit)) == (100, 20, 100, 80)
+    assert (len(train), len(validation), len(test), len(fit)) == (160, 20, 100, 20)
     assert torch.bincount(fit.labels).tolist() == [8] * 10
     assert torch.bincount(validation.labels).tolist() == [2] * 10
     assert (train.name, test.name) == ("cifar10-train", "cifar10-test")
@@ -161,9 +161,9 @@ def test_the_real_mosaics_hold_balanced_images_for_training_fitting_choosing_and
         load("cifar10", split, folders=real_data)  # type: ignore[arg-type]
         for split in ("train", "fit", "validation", "test")
     )
-    assert train.images.shape == (16_799, 3, 32, 32)
-    assert (len(fit), len(validation), len(test)) == (12_000, 3_201, 4_000)
-    for data, least in ((train, 1_630), (fit, 1_165), (validation, 310), (test, 380)):
+    assert train.images.shape == (25_200, 3, 32, 32)
+    assert (len(fit), len(validation), len(test)) == (3_599, 3_201, 4_000)
+    for data, least in ((train, 2_440), (fit, 345), (validation, 310), (test, 380)):
         counts = torch.bincount(data.labels, minlength=10)
         assert len(counts) == 10
         assert least <= int(counts.min()) <= int(counts.max()) <= 1.09 * least

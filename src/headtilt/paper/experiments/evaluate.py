@@ -143,6 +143,7 @@ class Evaluation:
         split: "test", or "validation" for choosing.
         mode: See `draw`.
         fit_images: Most unlabelled images to fit on.
+        fit_split: Where these come from: "fit", or "train" for images that the network was trained on.
         mc_passes: Monte-Carlo passes of the paper's methods.
         promise: Points of upright accuracy that a gate may cost.
         recipe: How heads are trained.
@@ -166,6 +167,7 @@ class Evaluation:
     split: str = "test"
     mode: Mode = "each"
     fit_images: int = 6000
+    fit_split: str = "fit"
     mc_passes: int = 10
     promise: float = 0.5
     recipe: HeadRecipe = HeadRecipe()  # noqa: RUF009 - frozen
@@ -187,6 +189,7 @@ class Evaluation:
             check_method(name)
         schedule(self.perturb)
         one_of("mode", self.mode, get_args(Mode))
+        one_of("fit_split", self.fit_split, ("fit", "train"))
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """Return the report: mean and spread over networks for every method.
@@ -207,6 +210,7 @@ class Evaluation:
             "split": self.split,
             "mode": self.mode,
             "fit_images": self.fit_images,
+            "fit_split": self.fit_split,
             "recipe": asdict(self.recipe),
             "conditions": [name for name in CONDITIONS if all(name in one.conditions for one in each)],
             **({"models": [network.name for network in self.models]} if self.models else {}),
@@ -237,7 +241,7 @@ class Evaluation:
             for network in networks
         )
         steps = Steps(progress, len(self.methods) * walks)
-        fit_data = cache(lambda: self._load("fit", self.fit_images))
+        fit_data = cache(lambda: self._load(self.fit_split, self.fit_images))
         return [self._measured(data, number, network, fit_data, steps) for number, network in enumerate(networks)]
 
     def _side_by_side(self, progress: Progress | None) -> list[Measured]:
@@ -253,7 +257,7 @@ class Evaluation:
 
     def _alone(self, number: int) -> Measured:
         data = self._load(self.split, self.limit)
-        fit_data = cache(lambda: self._load("fit", self.fit_images))
+        fit_data = cache(lambda: self._load(self.fit_split, self.fit_images))
         return self._measured(data, number, self._zoo(number, None), fit_data, Steps(None, 0))
 
     def _measured(

@@ -176,18 +176,19 @@ def fitted(setting: Setting, method: Any, options: dict[str, Any], *, gate: bool
     """Return a wrapper fitted on the setting's unlabelled images.
 
     Every fit has a gate, since images that take turns tell it of the calibrator while that is fitted; without one, the
-    same calibrator answers alone.
+    same calibrator answers alone. What a head learns does not depend on which views are looked at later, so that all
+    searches with the same other options share a fit.
     """
+    search = options["search"]
+    learns = {**options, "search": fast(setting.levels)["search"]} if method == "head" else options
     key = (
         method,
-        *sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in options.items()),
+        *sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in learns.items()),
     )
     known = setting.fits.get(key)
     if known is None:
-        known = setting.fits[key] = _fit(setting, method, options)
-    if gate:
-        return known
-    return known.but(gate=None)
+        known = setting.fits[key] = _fit(setting, method, learns)
+    return known.but(search=search, **({} if gate else {"gate": None}))
 
 
 def _fit(setting: Setting, method: Any, options: dict[str, Any]) -> ITS:
