@@ -237,7 +237,7 @@ def test_labels_and_poses_are_judged_each_by_itself():
     stays = decide(bare, seen, Gate(1.5, turn_at=6.0), "marginal", nobody)
     assert stays.pose.unique(dim=0).tolist() == [torch.eye(3).tolist()]
     gone = torch.tensor([True, False, False, False])
-    left = decide(bare, seen, Gate(1.5), "marginal", gone)
+    left = decide(bare, seen, Gate(2.0), "marginal", gone)
     assert left.kept.tolist() == [True, False, True, True]
     assert torch.equal(left.pose[0], torch.eye(3))
 
