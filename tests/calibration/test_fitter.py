@@ -374,7 +374,9 @@ def test_no_image_is_judged_by_a_fit_that_it_had_a_part_in(method, monkeypatch):
 
 def test_without_a_promise_there_is_nothing_to_judge_and_one_fit_is_enough(monkeypatch):
     fits, inner = [], fitting.fit_head
-    monkeypatch.setattr(fitting, "fit_head", lambda *args, **named: fits.append(len(args[1])) or inner(*args, **named))
+    monkeypatch.setattr(
+        fitting, "fit_head", lambda *args, **named: fits.append(len(named["rows"])) or inner(*args, **named)
+    )
     tiny().fit(tiny_images(60), recipe=QUICK, promise=None)
     assert fits == [60]
     tiny().fit(tiny_images(60), recipe=QUICK)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from headtilt.calibration.distances import fit_neighbours, fit_prototypes
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES, Fold, Seeds, gather, split
 from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, quantile_for
 from headtilt.calibration.head import HeadRecipe, OrbitHead, fit_head
-from headtilt.calibration.looks import Looks, floats, gathered, in_half
+from headtilt.calibration.looks import Looks, Pile, floats
 from headtilt.calibration.padding import choose_padding
 from headtilt.calibration.proposals import fit_proposals
 from headtilt.calibration.sampler import Sampler
@@ -41,7 +41,8 @@ Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
-MOST_KEPT = {"cpu": 2**28, "cuda": 2**31}  # numbers of evidence kept at once, in half precision
+MOST_KEPT = {"cpu": 2**28, "cuda": 2**32}  # numbers of evidence kept at once, in half precision
+SHARE_KEPT = 1 / 4  # of a GPU's memory that these may take
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,8 @@ class Fitting:
         """Return the images under some tilts, or as many of them as memory should hold."""
         how, draws = self.fitter, self.seeds.numbers("tilts")
         count = len(self.images)
-        parts, shown, kept = [], [], 0
+        device, _ = how.predictor.device_and_dtype(self.images)
+        pile = Pile(most_kept(device), count * how.recipe.looks)
 
         def looked(views: int) -> None:
             tell("looking at tilted images", views)
@@ -259,14 +261,9 @@ class Fitting:
         for _ in range(how.recipe.looks):
             for rows in torch.from_numpy(draws.permutation(count)).split(256):
                 presented = sampler.draw(len(rows), how.recipe.upright, max(self.images.shape[-2:]), draws)
-                seen = sampler.orbits(self.images[rows], presented, sampler.coordinates(draws), looked)
-                features = seen.evidence.features
-                kept += seen.evidence.logits.numel() + (0 if features is None else features.numel())
-                parts.append(replace(seen, evidence=in_half(seen.evidence)))
-                shown.append(rows.to(seen.aim.device))
-                if kept > MOST_KEPT["cuda" if seen.aim.device.type == "cuda" else "cpu"]:
-                    return gathered(parts, shown)
-        return gathered(parts, shown)
+                if not pile.add(sampler.orbits(self.images[rows], presented, sampler.coordinates(draws), looked), rows):
+                    return pile.looks()
+        return pile.looks()
 
     def _kind(self, count: int) -> str:
         """Return the method that so many images bear."""
@@ -283,8 +280,7 @@ class Fitting:
         if kind in ("prototypes", "neighbours"):
             distances = fit_prototypes if kind == "prototypes" else fit_neighbours
             return distances(upright.at(rows), upright.labels[rows])
-        seen = looks.of(rows)
-        once = seen.once()
+        once = looks.once(rows)
         orbits = floats(once.orbits.evidence).logits
         balance = self._balance(orbits, upright.logits[once.image].softmax(1))
         if kind == "bias":
@@ -296,12 +292,13 @@ class Fitting:
         heads = len(self.folds) + (len(self.folds) > 1)
         total = tell.training // heads
         return fit_head(
-            seen.orbits,
-            targets[seen.image],
+            looks.orbits,
+            targets[looks.image],
             balance.bias,
             how.recipe,
             seed,
             lambda done, steps: tell.at("fitting the head", number * total + total * done // max(steps, 1)),
+            rows=looks.rows(rows),
             images=min(len(fold.train) for fold in self.folds),
         )
 
@@ -397,3 +394,11 @@ class Fitting:
                 )
             )
         return joined(parts)
+
+
+def most_kept(device: torch.device) -> int:
+    """Return how many numbers of evidence a fit may keep on a device."""
+    if device.type != "cuda":
+        return MOST_KEPT["cpu"]
+    room = torch.cuda.get_device_properties(device).total_memory
+    return min(MOST_KEPT["cuda"], int(SHARE_KEPT * room / torch.float16.itemsize))

@@ -156,6 +156,7 @@ def fit_head(
     recipe: HeadRecipe,
     seed: np.random.SeedSequence,
     progress: Callable[[int, int], None] | None = None,
+    rows: Tensor | None = None,
     images: int | None = None,
 ) -> OrbitHead:
     """Return a head trained with the orbit-marginal likelihood; the same seed gives the same head.
@@ -167,24 +168,26 @@ def fit_head(
         recipe: See `HeadRecipe`.
         seed: Seeds initial weights, dropout and batches.
         progress: Called with (steps done, steps in all).
+        rows: Which of the orbits are fitted on; all of them where nothing is said.
         images: By how many images its kind is chosen, where these are not all: the heads of one fit are of one kind.
     """
     evidence = orbits.evidence
-    images = len(targets) // recipe.looks if images is None else images
+    rows = torch.arange(len(targets), device=targets.device) if rows is None else rows
+    images = len(rows) // recipe.looks if images is None else images
     source = recipe.source if recipe.source != "auto" else "features" if evidence.features is not None else "logits"
     inputs = floored(evidence.logits) if source == "logits" else evidence.features
     if inputs is None:
         raise OptionError("source='features' needs a model whose features can be read; use source='logits'.")
     per_class = images >= FEWEST_PER_CLASS * len(bias)
     generator = torch.Generator(inputs.device).manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
-    mean, deviation = moments(inputs)
+    mean, deviation = moments(inputs, rows)
     dropout = DROPOUT[0 if per_class and images >= len(mean) else 1]
     head = OrbitHead(
         bias.to(mean), mean, deviation, source=source, hidden=recipe.hidden, per_class=per_class, dropout=dropout
     )
     seed_layers(head.network, generator)
     head.train()
-    steps = recipe.steps(len(targets))
+    steps = recipe.steps(len(rows))
     fused = inputs.device.type == "cuda"  # a GPU starts a hundred small operations a step, and waits for each
     optimiser = torch.optim.AdamW(_groups(head, per_class, recipe.learning_rate), fused=fused)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
@@ -195,12 +198,12 @@ def fit_head(
             if progress is not None and step % 20 == 0:
                 progress(step, steps)
             if len(order) < recipe.batch:
-                fresh = torch.randperm(len(targets), generator=generator, device=inputs.device)
-                order = torch.cat([order, fresh])
-            rows, order = order[: recipe.batch], order[recipe.batch :]
-            loss = label_loss(head, said := head(evidence.at(rows)), weights[rows], targets[rows])
+                fresh = torch.randperm(len(rows), generator=generator, device=inputs.device)
+                order = torch.cat([order, rows[fresh]])
+            some, order = order[: recipe.batch], order[recipe.batch :]
+            loss = label_loss(head, said := head(evidence.at(some)), weights[some], targets[some])
             if recipe.pose:
-                loss = loss + recipe.pose * pose_loss(said, orbits.aim[rows], orbits.upright[rows])
+                loss = loss + recipe.pose * pose_loss(said, orbits.aim[some], orbits.upright[some])
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
@@ -230,12 +233,12 @@ def pose_loss(said: Evidence, aim: Tensor, came_upright: Tensor) -> Tensor:
     return which + F.binary_cross_entropy_with_logits(upright[:, 0], came_upright.to(upright))
 
 
-def moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation (D,) of inputs (n, V, D), which may be in half precision, in single."""
+def moments(inputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation (D,) of inputs (n, V, D) at `rows`, which may be in half precision, in single."""
     count, total, squares = 0, torch.zeros((), device=inputs.device), torch.zeros((), device=inputs.device)
-    for part in inputs.split(1024):
-        rows = part.flatten(0, 1).double()
-        count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.square().sum(0)
+    for some in rows.split(1024):
+        views = inputs[some].flatten(0, 1).double()
+        count, total, squares = count + len(views), total + views.sum(0), squares + views.square().sum(0)
     mean = total / count
     if not bool(squares.isfinite().all()):
         raise ModelError(
