@@ -24,7 +24,7 @@ LEAST_COST = 0.1  # of replacing an answer: no look at an image is so much bette
 FEWEST_IN_TAIL = 10
 TRUE_LENGTH = 1.0  # of the tail of log-odds that are true: what is e times as unlikely happens e times less often
 PRIOR_IMAGES = 10  # that this counts for before any is seen
-SURE = 1.0  # standard errors by which a tail is taken for longer than it seems
+SURE = 1.0  # standard errors by which a tail is taken for thicker and longer than it seems
 TILT_FOR_LABEL = LABEL_FOR_TILT = 0.5  # how much of the one's log-odds counts for the other
 
 
@@ -136,15 +136,16 @@ def rival(bare: Evidence, answer: Tensor) -> Tensor:
 def for_label(lead: Tensor, tilted: Tensor | None) -> Tensor:
     """Return what speaks for another label (n,): its lead in log-odds, and that the image seems to have come tilted.
 
+    Where the image seems upright that says nothing: a head may see better than the bare model there, too.
+
     Args:
         lead: (n,), log-odds of the best other class against that of the bare model.
-        tilted: (n,), log-odds that the image came tilted; None, or not finite, where nothing tells.
+        tilted: (n,), log-odds that the image came tilted; None, or −∞, where nothing tells.
     """
     if tilted is None:
         return lead
-    both = lead + TILT_FOR_LABEL * tilted
     # Where no other class leads, no tilt makes one.
-    return torch.where(tilted.isfinite(), torch.where(lead > 0, both, both.minimum(lead)), lead)
+    return torch.where(lead > 0, lead + TILT_FOR_LABEL * tilted.clamp_min(0), lead)
 
 
 def for_turning(lead: Tensor, tilted: Tensor) -> Tensor:
@@ -212,9 +213,9 @@ def margin_for(scores: Tensor, cost: float, points: float, images: int | None = 
 
     A promise of half a point is about few images in a thousand, and there may be a hundred: what the very worst of them
     say is chance. So the scores of some images that come next to being replaced, three times as many as may be, are
-    taken for an exponential tail. Its length is known beforehand but for the head's own mistakes, since scores are
-    log-odds: where these are true, it is 1. What is seen moves that the more, the more images there are; then the tail
-    is taken for longer by one standard error, so that few images make a gate careful.
+    taken for an exponential tail. How long it is, is known beforehand but for the head's own mistakes, since scores are
+    log-odds: where these are true, the length is 1. What is seen moves that the more, the more images there are. Then
+    the tail is taken for thicker and longer by one standard error, so that few images make a gate careful.
 
     Args:
         scores: (n,), what speaks for another label, of upright images that had no part in the fit; see `for_label`.
@@ -227,17 +228,19 @@ def margin_for(scores: Tensor, cost: float, points: float, images: int | None = 
     count = len(scores)
     alike = max(count / (images or count), 1)
     ordered = scores.double().sort(descending=True).values
-    allowed = points / 100 * count / max(cost, LEAST_COST)  # images
-    tail = min(max(math.ceil(3 * allowed), math.ceil(alike * FEWEST_IN_TAIL)), count - 1)
-    if allowed >= tail:
-        return -math.inf
+    allowed = points / 100 * count / max(cost, LEAST_COST)  # looks
     if not allowed:  # a promise too small for a float
         return math.inf
-    start = float(ordered[tail])
-    seen = tail / alike  # images
-    known = seen + PRIOR_IMAGES
-    length = (seen * float((ordered[:tail] - start).mean()) + PRIOR_IMAGES * TRUE_LENGTH) / known
-    return start + length * (1 + SURE / math.sqrt(known)) * math.log(tail / allowed)
+    rank = min(max(math.ceil(3 * allowed), math.ceil(alike * FEWEST_IN_TAIL)), count - 1)
+    start = max(float(ordered[rank]), 0.0)  # below zero no answer is replaced
+    beyond = (ordered - start).clamp_min(0)
+    tail = int((beyond > 0).sum())
+    thick = tail + SURE * math.sqrt(tail * alike) + alike
+    if thick <= allowed:
+        return start
+    known = tail / alike + PRIOR_IMAGES  # images
+    length = (float(beyond.sum()) / alike + PRIOR_IMAGES * TRUE_LENGTH) / known
+    return start + length * (1 + SURE / math.sqrt(known)) * math.log(thick / allowed)
 
 
 def quantile_for(scores: Tensor, points: float) -> float:
