@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -374,6 +376,51 @@ def test_uploads_are_bounded_in_number_and_do_not_count_as_inside():
         assert (await uploads.receive(Coming(b"x"))).content == b"x"
 
     asyncio.run(story())
+
+
+LENGTHS = [300_000] * 4  # of what comes behind an image, which does no harm
+
+
+async def told(app, pieces, *, ends=True):
+    """Return the status that an application gives to a body in pieces, whose sender may hang up before its end."""
+    coming, statuses = list(pieces), []
+
+    async def receive():
+        if not coming:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": coming.pop(0), "more_body": bool(coming) or not ends}
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"image/png")]
+    scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": headers}
+    await app(scope, receive, send)
+    return statuses[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "start", "ends"),
+    [(200, png(250), True), (422, b"no image", True), (413, hostile.hollow_png(), True), (499, b"half", False)],
+    ids=["answered", "broken", "too large", "hung up"],
+)
+def test_nothing_of_a_body_waits_for_garbage_to_be_collected(status, start, ends):
+    async def story():
+        app, _ = made()
+        async with app.router.lifespan_context(app):
+            assert await told(app, [start, *map(bytes, LENGTHS)], ends=ends) == status
+            gc.collect()
+            gc.disable()
+            tracemalloc.start()
+            try:
+                for _ in range(3):
+                    await told(app, [start, *map(bytes, LENGTHS)], ends=ends)
+                return tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+
+    assert asyncio.run(story()) < 250_000, "three bodies of 1,200,000 bytes"
 
 
 class Served:

@@ -140,7 +140,7 @@ class Service:
         if not body.content:
             raise RefusedError(422, "the body is empty.")
         try:
-            image = await self._decoded(body.content)
+            image = await self._decoded(body)
             self.metrics.decodes.labels("done").inc()
         except NoDecoderError as error:
             raise RefusedError(503, "no image can be decoded now.", {"Retry-After": "5"}) from error
@@ -152,12 +152,12 @@ class Service:
             body.let_go()
         return await act(image)
 
-    async def _decoded(self, content: bytes) -> Tensor:
+    async def _decoded(self, body: Body) -> Tensor:
         quick, patient = self.lanes
         try:
-            return await asyncio.wrap_future(quick.submit(content, self.adapted.square))
+            return await asyncio.wrap_future(quick.submit(body.content, self.adapted.square))
         except (TooLargeError, OverdueError, KilledError):
-            return await asyncio.wrap_future(patient.submit(content, self.adapted.square))
+            return await asyncio.wrap_future(patient.submit(body.content, self.adapted.square))
 
     def _refusals(self) -> dict[type[DataError], tuple[int, str, str]]:
         """Return status, outcome and reason by what became of an image, the special before the general."""
@@ -323,6 +323,7 @@ def _guard(app: Any, service: Service, hosts: Sequence[str]) -> None:
         return JSONResponse(Failure(error=reason).model_dump(), status, headers)
 
     async def refused(_: Request, error: Any) -> JSONResponse:
+        _forget_frames(error)
         return said(error.status, error.reason, error.headers)
 
     async def plain(_: Request, error: Any) -> JSONResponse:
@@ -340,6 +341,16 @@ def _guard(app: Any, service: Service, hosts: Sequence[str]) -> None:
     app.add_exception_handler(Exception, broken)
     app.add_middleware(Doorkeeper, hosts=hosts)
     app.add_middleware(Counting, metrics=service.metrics)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go what the frames of an error and of its causes hold: a task holds its error, whose frames hold the task.
+
+    Bytes of a body would stay in that circle until garbage is collected, which may be much later.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class Doorkeeper:
