@@ -284,6 +284,16 @@ def test_images_that_cost_too_much_are_refused_and_counted():
     assert 'headtilt_decodes_total{outcome="killed"} 0.0' in text
 
 
+def test_heavy_files_keep_out_of_the_lane_of_the_light_ones():
+    app, _ = made()
+    with TestClient(app, "http://localhost") as opened:
+        quick, patient = (lane.outcomes for lane in app.state.service.lanes)
+        before = quick["done"], patient["done"]
+        for content in (png(250), png(250) + bytes(600_000), hostile.many_comments()):
+            assert opened.post("/classify", content=content, headers=PNG).status_code == 200
+        assert (quick["done"], patient["done"]) == (before[0] + 1, before[1] + 2)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process")
 def test_images_that_take_too_much_memory_are_counted_as_killed(monkeypatch):
     monkeypatch.setattr("headtilt.sources.decoders.BYTES_PER_PIXEL", 0)
@@ -305,6 +315,13 @@ def test_it_is_not_ready_while_images_wait_for_too_long(client):
     finally:
         del service.lanes[0].waiting["stuck"]
     assert client.get("/readyz").status_code == 200
+
+
+def test_it_is_not_ready_while_even_the_lightest_image_does_not_get_its_turn(client, monkeypatch):
+    service = client.app.state.service
+    for seconds, status in ((2 * service.lanes[0].seconds + 0.1, 503), (0.5, 200)):
+        monkeypatch.setattr(service.turns[0], "waited", lambda waited=seconds: waited)
+        assert client.get("/readyz").status_code == status
 
 
 def test_only_hosts_that_were_named_are_served():
