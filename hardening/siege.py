@@ -42,6 +42,7 @@ TORN = {
     "no HTTP": b"\x16\x03\x01\x00\xa5\x01\x00\x00 hello\r\n\r\n",
     "two lengths": POST
     + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n",
+    "tiny chunks": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000,
     "another host": b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\n\r\n",
     "too long": POST + b"Content-Length: 999999999999\r\n\r\n",
     "torn form": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"

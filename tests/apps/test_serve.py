@@ -489,7 +489,8 @@ def served():
     process = Served("--upload-seconds", "1", "--max-bytes", "50000", "--levels", "rotation,scale,shear")
     yield process
     process.process.kill()
-    process.process.communicate()
+    _, log = process.process.communicate()
+    assert "Traceback" not in log, log  # whatever the tests below sent
 
 
 POST = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -578,6 +579,26 @@ def test_a_length_that_is_said_in_two_ways_is_refused_once(served):
     reply = served.talk(both)
     assert reply.startswith(b"HTTP/1.1 400")
     assert reply.count(b"HTTP/1.1") == 1
+
+
+def test_a_flood_of_tiny_chunks_is_refused_and_a_few_are_not(served, pngs):
+    def sent(content):
+        chunks = b"".join(b"1\r\n" + content[at : at + 1] + b"\r\n" for at in range(len(content)))
+        return served.talk(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+
+    assert b" 200 " in sent(pngs[0])
+    assert b" 400 " in sent(bytes(20_000))
+
+
+def test_nonsense_behind_an_answer_ends_the_connection_and_is_no_error_of_the_service(served):
+    lost = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with served.connect() as sock:
+        sock.sendall(lost)
+        answer = b""
+        while b'Not Found"}' not in answer:
+            answer += sock.recv(1000)
+        sock.sendall(b"no length\r\n")
+        assert everything(sock) == b""
 
 
 def test_slow_bodies_shut_nobody_out(served, pngs):
