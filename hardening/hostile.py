@@ -76,6 +76,67 @@ def many_frames(count: int = 60_000) -> bytes:
     return bytes(found)
 
 
+def many_comments(count: int = 200_000) -> bytes:
+    """Return a GIF of one pixel with so many comments, which Pillow joins one by one: twice as many take four times."""
+    pixel = b"\x2c" + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x4c\x01\x00"
+    return b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + bytes(6) + b"\x21\xfe\x01c\x00" * count + pixel + b";"
+
+
+def some_comments() -> bytes:
+    """Return the same with as many comments as half a megabyte holds: slow, and not yet heavy."""
+    return many_comments(99_000)
+
+
+def many_tags(count: int = 65_535) -> bytes:
+    """Return a PNG whose EXIF has so many tags, each of which Pillow reads in Python: twelve bytes each."""
+    exif = _tiff([(number, 4, 1, 8) for number in range(count)])
+    return _png(8, 8, 8, 0, zlib.compress(bytes(72)), exif)
+
+
+def many_tiles(count: int = 1_000_000) -> bytes:
+    """Return a TIFF that claims a tile for every pixel, over which Pillow walks in Python: four bytes each."""
+    start = 8 + 2 + 12 * 10 + 4
+    tags = [
+        (256, 4, 1, 4990),
+        (257, 4, 1, 4990),
+        (258, 3, 1, 8),
+        (259, 3, 1, 1),
+        (262, 3, 1, 1),
+        (277, 3, 1, 1),
+        (322, 3, 1, 1),
+        (323, 3, 1, 1),
+        (324, 4, count, start),
+        (325, 4, count, start),
+    ]
+    return _tiff(tags) + bytes(4 * count)
+
+
+def shared_values(count: int = 4000, size: int = 9_000_000) -> bytes:
+    """Return a TIFF whose tags all claim the same megabytes, of which Pillow makes a copy for each."""
+    start = 8 + 2 + 12 * (count + 9) + 4
+    tags = [
+        (256, 3, 1, 8),
+        (257, 3, 1, 8),
+        (258, 3, 1, 8),
+        (259, 3, 1, 1),
+        (262, 3, 1, 1),
+        (273, 4, 1, start),
+        (277, 3, 1, 1),
+        (278, 3, 1, 8),
+        (279, 4, 1, 64),
+    ]
+    return _tiff(tags + [(1000 + number, 2, size, start) for number in range(count)]) + b"a" * size
+
+
+def filled_jpeg(size: int = 9_000_000) -> bytes:
+    """Return a JPEG with so many bytes of padding between its segments, over which Pillow walks in Python."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8), 90).save(buffer, "JPEG")
+    return buffer.getvalue()[:2] + b"\xff" * size + buffer.getvalue()[2:]
+
+
 def _bmp(width: int, height: int, runs: bytes) -> bytes:
     palette = b"\x00\x00\x00\x00" * 256
     start = 14 + 40 + len(palette)
@@ -92,12 +153,13 @@ def _directory(tags: list[tuple[int, int, int, int]], following: int) -> bytes:
     return struct.pack("<H", len(tags)) + entries + struct.pack("<I", following)
 
 
-def _png(width: int, height: int, depth: int, colour: int, packed: bytes) -> bytes:
+def _png(width: int, height: int, depth: int, colour: int, packed: bytes, exif: bytes = b"") -> bytes:
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    told = chunk(b"eXIf", exif) if exif else b""
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + told + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
 FILES = {
@@ -109,4 +171,10 @@ FILES = {
     "ribbon": ribbon_png,
     "hollow PNG": hollow_png,
     "many frames": many_frames,
+    "many comments": many_comments,
+    "some comments": some_comments,
+    "many tags": many_tags,
+    "many tiles": many_tiles,
+    "shared values": shared_values,
+    "filled JPEG": filled_jpeg,
 }

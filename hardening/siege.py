@@ -1,9 +1,10 @@
 """A siege of the service and of a batch run, beside a client that behaves well: ``python -m hardening.siege``.
 
 For a minute, on the loopback alone, attackers send the files of `hardening.hostile` and their kin, unfinished and slow
-uploads, torn requests and hang-ups. Meanwhile one client asks what it asked in peace: its answers must be the same, no
-reply may be a server error but 503 with Retry-After, and few may be that. Afterwards memory must be where it was, and
-the service must end in time although it is decoding and uploading. Then a batch reads a folder with all those files.
+uploads, torn requests and hang-ups; a crowd sends one file that is slow and light. Meanwhile one client asks what it
+asked in peace: its answers must be the same, no reply may be a server error but 503 with Retry-After, and few may be
+that. Afterwards memory must be where it was after ordinary load, and the service must end in time although it is
+decoding and uploading. Then a batch reads a folder with all those files.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MODEL, LEVELS = "zoo:digits", "rotation,scale,shear"
 ANSWER_SECONDS = 30  # what `headtilt serve` has unless told otherwise
 GRACE = ANSWER_SECONDS + 10
 MOST_REFUSED, MOST_MEMORY_MB = 0.2, 50
+CROWD = 12  # who send the same file, which is slow and light, without pause
 POST = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 TORN = {
     "garbage": POST + b"Content-Length: 9\r\n\r\nno image!",
@@ -40,6 +42,7 @@ TORN = {
     "no HTTP": b"\x16\x03\x01\x00\xa5\x01\x00\x00 hello\r\n\r\n",
     "two lengths": POST
     + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n",
+    "tiny chunks": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000,
     "another host": b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\n\r\n",
     "too long": POST + b"Content-Length: 999999999999\r\n\r\n",
     "torn form": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
@@ -194,9 +197,9 @@ class Attack:
         """Return whether there is time left."""
         return time.monotonic() < self.end
 
-    def costly(self, first: int) -> None:
-        """Send costly files, one after another."""
-        names, number = list(self.files), first
+    def costly(self, first: int, *only: str) -> None:
+        """Send costly files, one after another, all of them or some."""
+        names, number = only or tuple(self.files), first
         while self.left():
             name = names[number % len(names)]
             self.note(name, str(self.service.ask("POST", "/classify", self.files[name])[0]))
@@ -251,6 +254,7 @@ class Attack:
     def run(self) -> dict[str, dict[str, int]]:
         """Attack from all sides and return what came back."""
         threads = [threading.Thread(target=self.costly, args=(first,)) for first in range(3)]
+        threads += [threading.Thread(target=self.costly, args=(first, "some comments")) for first in range(CROWD)]
         threads += [threading.Thread(target=self.torn), threading.Thread(target=self.dribble, args=(40,))]
         threads += [threading.Thread(target=self.slow, args=sizes) for sizes in ((260, 1), (60, 9_000_000))]
         for thread in threads:

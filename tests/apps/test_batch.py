@@ -468,6 +468,39 @@ def test_a_member_of_a_tar_that_claims_more_than_there_is_is_one_row_with_its_er
     assert "claims 1,125,899,906,842,624 bytes" in rows[1]["error"]
 
 
+def test_members_of_a_tar_with_names_and_sizes_that_nobody_means_are_rows_too(job, tmp_path, pngs, rows_in):
+    path = tmp_path / "odd.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name in ("../../up.png", "not-\udcff-utf8.png", "less.png"):
+            member = tarfile.TarInfo(name)
+            member.size = len(pngs[0])
+            archive.addfile(member, io.BytesIO(pngs[0]))
+            place = archive.offset - 512 * (1 + -(-member.size // 512))
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
+            member = tarfile.TarInfo("no-file.png")
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+    content = bytearray(path.read_bytes())
+    member = tarfile.TarInfo("less.png")
+    member.size = -512  # the next header is this one, for ever
+    content[place : place + 512] = member.tobuf(tarfile.GNU_FORMAT)
+    path.write_bytes(content)
+    predict(replace(job, source=str(path)))
+    rows = {row["path"].partition("#")[2]: row["error"] for row in rows_in(job.out)}
+    assert "less.png claims -512 bytes" in rows.pop("")  # what comes behind it cannot be found
+    assert rows == {"../../up.png": None, r"not-\udcff-utf8.png": None}
+
+
+def test_rows_that_name_no_possible_file_have_their_error(job, tmp_path, rows_in):
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    parquet.write_table(arrow.table({"path": ["a\0b.png", "/dev/zero", "x" * 5000]}), tmp_path / "names.parquet")
+    predict(replace(job, source=str(tmp_path / "names.parquet")))
+    errors = [row["error"] for row in rows_in(job.out)]
+    assert [error.rpartition(" ")[2] for error in errors] == ["exist.", "file.", "exist."]
+
+
 def onnx_file(folder, bias, **options):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -282,6 +284,16 @@ def test_images_that_cost_too_much_are_refused_and_counted():
     assert 'headtilt_decodes_total{outcome="killed"} 0.0' in text
 
 
+def test_heavy_files_keep_out_of_the_lane_of_the_light_ones():
+    app, _ = made()
+    with TestClient(app, "http://localhost") as opened:
+        quick, patient = (lane.outcomes for lane in app.state.service.lanes)
+        before = quick["done"], patient["done"]
+        for content in (png(250), png(250) + bytes(600_000), hostile.many_comments()):
+            assert opened.post("/classify", content=content, headers=PNG).status_code == 200
+        assert (quick["done"], patient["done"]) == (before[0] + 1, before[1] + 2)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process")
 def test_images_that_take_too_much_memory_are_counted_as_killed(monkeypatch):
     monkeypatch.setattr("headtilt.sources.decoders.BYTES_PER_PIXEL", 0)
@@ -303,6 +315,13 @@ def test_it_is_not_ready_while_images_wait_for_too_long(client):
     finally:
         del service.lanes[0].waiting["stuck"]
     assert client.get("/readyz").status_code == 200
+
+
+def test_it_is_not_ready_while_even_the_lightest_image_does_not_get_its_turn(client, monkeypatch):
+    service = client.app.state.service
+    for seconds, status in ((2 * service.lanes[0].seconds + 0.1, 503), (0.5, 200)):
+        monkeypatch.setattr(service.turns[0], "waited", lambda waited=seconds: waited)
+        assert client.get("/readyz").status_code == status
 
 
 def test_only_hosts_that_were_named_are_served():
@@ -376,6 +395,51 @@ def test_uploads_are_bounded_in_number_and_do_not_count_as_inside():
     asyncio.run(story())
 
 
+LENGTHS = [300_000] * 4  # of what comes behind an image, which does no harm
+
+
+async def told(app, pieces, *, ends=True):
+    """Return the status that an application gives to a body in pieces, whose sender may hang up before its end."""
+    coming, statuses = list(pieces), []
+
+    async def receive():
+        if not coming:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": coming.pop(0), "more_body": bool(coming) or not ends}
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"image/png")]
+    scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": headers}
+    await app(scope, receive, send)
+    return statuses[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "start", "ends"),
+    [(200, png(250), True), (422, b"no image", True), (413, hostile.hollow_png(), True), (499, b"half", False)],
+    ids=["answered", "broken", "too large", "hung up"],
+)
+def test_nothing_of_a_body_waits_for_garbage_to_be_collected(status, start, ends):
+    async def story():
+        app, _ = made()
+        async with app.router.lifespan_context(app):
+            assert await told(app, [start, *map(bytes, LENGTHS)], ends=ends) == status
+            gc.collect()
+            gc.disable()
+            tracemalloc.start()
+            try:
+                for _ in range(3):
+                    await told(app, [start, *map(bytes, LENGTHS)], ends=ends)
+                return tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+
+    assert asyncio.run(story()) < 250_000, "three bodies of 1,200,000 bytes"
+
+
 class Served:
     """`headtilt serve` in a process of its own."""
 
@@ -425,7 +489,8 @@ def served():
     process = Served("--upload-seconds", "1", "--max-bytes", "50000", "--levels", "rotation,scale,shear")
     yield process
     process.process.kill()
-    process.process.communicate()
+    _, log = process.process.communicate()
+    assert "Traceback" not in log, log  # whatever the tests below sent
 
 
 POST = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -514,6 +579,26 @@ def test_a_length_that_is_said_in_two_ways_is_refused_once(served):
     reply = served.talk(both)
     assert reply.startswith(b"HTTP/1.1 400")
     assert reply.count(b"HTTP/1.1") == 1
+
+
+def test_a_flood_of_tiny_chunks_is_refused_and_a_few_are_not(served, pngs):
+    def sent(content):
+        chunks = b"".join(b"1\r\n" + content[at : at + 1] + b"\r\n" for at in range(len(content)))
+        return served.talk(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+
+    assert b" 200 " in sent(pngs[0])
+    assert b" 400 " in sent(bytes(20_000))
+
+
+def test_nonsense_behind_an_answer_ends_the_connection_and_is_no_error_of_the_service(served):
+    lost = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with served.connect() as sock:
+        sock.sendall(lost)
+        answer = b""
+        while b'Not Found"}' not in answer:
+            answer += sock.recv(1000)
+        sock.sendall(b"no length\r\n")
+        assert everything(sock) == b""
 
 
 def test_slow_bodies_shut_nobody_out(served, pngs):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from hardening import hostile
 from headtilt.errors import DataError
 from headtilt.sources import Adapted, images
 
@@ -174,6 +175,19 @@ def test_a_truncated_file_of_any_kind_is_an_error(tmp_path, kind):
 def test_broken_exif_does_not_cost_the_pixels(photograph, tmp_path):
     photograph.save(tmp_path / "odd.jpg", exif=b"Exif\0\0MM\0\x2a\0\0\0\x08\xff\xff" + b"\xff" * 30, quality=95)
     assert images.read(tmp_path / "odd.jpg").shape == (3, 30, 40)
+
+
+def test_metadata_longer_than_any_camera_writes_is_passed_over(photograph):
+    def shape(exif):
+        buffer = io.BytesIO()
+        photograph.save(buffer, "PNG", exif=exif)
+        return images.read(buffer.getvalue()).shape
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert shape(exif.tobytes()) == (3, 40, 30)
+    assert shape(exif.tobytes() + bytes(100_000)) == (3, 30, 40)
+    assert images.read(hostile.many_tags()).shape == (3, 8, 8)
 
 
 def test_what_is_no_file_is_said(tmp_path):

@@ -117,9 +117,12 @@ class Decoders:
             return future
         # Processes do not follow when this one changes its folder.
         there = source if isinstance(source, bytes) else os.path.abspath(source)
-        words = ([there], square, self.most_pixels, self.formats, name_of(source), self.seconds)
+        held = [there]
+        words = (held, square, self.most_pixels, self.formats, name_of(source), self.seconds)
         self.waiting[future] = time.monotonic()
         future.add_done_callback(lambda done: self.waiting.pop(done, None))
+        # The two promises know each other: without this, the file would stay until garbage is collected.
+        future.add_done_callback(lambda _: held.clear())
         self._schedule(future, words, square, again=True)
         return future
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_PIXELS = 100_000_000
 NAMED_AS_IMAGES = SUFFIXES | {".gif", ".jfif", ".jpe", ".pgm", ".pbm", ".tga", ".avif", ".jp2", ".mpo"}
 ORIENTATION = 0x0112
+MOST_EXIF = 0xFFFF  # bytes, as much as a segment of a JPEG holds; Pillow reads every tag to find one
 LONGEST = 8  # times the shorter side: of longer images the middle is taken before they are resized
 
 
@@ -232,6 +233,8 @@ def opened(
             refuse_programs(image, name)
             check_bounds(image, name, most_pixels)
             image.load()
+            if image is not source and len(image.info.get("exif", b"")) > MOST_EXIF:
+                del image.info["exif"]
     except DataError:
         raise
     except Image.DecompressionBombError as error:

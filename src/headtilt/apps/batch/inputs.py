@@ -117,7 +117,7 @@ def _seen(path: Path) -> tuple[int, int]:
     """Return the size of a file and when it was last changed; zeros where there is none."""
     try:
         seen = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # a null byte, which no name of a file holds
         return 0, 0
     return seen.st_size, seen.st_mtime_ns
 
@@ -246,6 +246,9 @@ def _in_tar(path: Path) -> list[Input]:
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
+                member.name = member.name.encode(errors="backslashreplace").decode()  # parquet takes UTF-8 alone
+                if member.size < 0:  # the next one would lie before it, and be the same again
+                    raise tarfile.ReadError(f"{member.name} claims {member.size:,} bytes")
                 key, ending = base_plus_ext(member.name)
                 if not member.isfile() or key is None:
                     continue

@@ -12,6 +12,7 @@ from headtilt.sources.decoders import trim_memory
 # The formats that cameras, scanners and browsers write; Pillow knows many more, some of which run other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 LARGE, TIDY_SECONDS = 100_000, 3.0  # bytes of a body that leaves memory in shreds, and when that is tidied up
+TINY, MOST_TINY = 64, 1000  # bytes of a chunk, and how many more below than above that a body may have on balance
 TYPES = ("image/", "application/octet-stream", "multipart/form-data")
 
 
@@ -209,7 +210,8 @@ def _too_large(limits: Limits) -> RefusedError:
 def impatient(seconds: float) -> Any:
     """Return uvicorn's HTTP protocol with limits on the time for a header, and for a body that comes after its answer.
 
-    uvicorn itself limits idle connections only: a client that sends a byte a minute would be waited for for ever.
+    uvicorn itself limits idle connections only: a client that sends a byte a minute would be waited for for ever. Nor
+    does it limit chunks: a megabyte of one byte each would take all others' time for seconds.
 
     Args:
         seconds: To open a connection and send the headers of a request; to end a request that was answered.
@@ -217,8 +219,33 @@ def impatient(seconds: float) -> Any:
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
+    class Frugal(h11.Connection):
+        """Refuses bodies of many tiny chunks, as Go's server does."""
+
+        excess = 0
+
+        def next_event(self) -> Any:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self.excess = 0
+            elif isinstance(event, h11.Data) and event.chunk_start:
+                self.excess = max(0, self.excess + TINY - len(event.data))
+                if self.excess > TINY * MOST_TINY:
+                    raise h11.RemoteProtocolError("too many tiny chunks")
+            return event
+
     class Impatient(H11Protocol):
         timer: asyncio.TimerHandle | None = None
+
+        def __init__(self, config: Any, *more: Any, **named: Any) -> None:
+            super().__init__(config, *more, **named)
+            self.conn = Frugal(h11.SERVER, config.h11_max_incomplete_event_size)
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:  # nonsense behind an answer, to which there can be no other
+                self.transport.close()
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)

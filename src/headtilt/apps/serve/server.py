@@ -29,6 +29,7 @@ from headtilt.apps.serve.limits import FORMATS, Body, Limits, RefusedError, Uplo
 from headtilt.apps.serve.openapi import Answer, Explanation, Failure, Health, Ready, body_of, failures
 from headtilt.apps.serve.pages import directory, documentation
 from headtilt.apps.serve.trace import picture, trace_of
+from headtilt.apps.serve.turns import Turns
 from headtilt.errors import DataError, MissingExtraError
 from headtilt.its import ITS
 from headtilt.sources import Adapted
@@ -56,7 +57,8 @@ log = logging.getLogger("headtilt.serve")
 MOST_LABELS = 20  # that a request may ask for
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DECODERS = 2  # processes of each lane; one slow image must not hold up all others
-QUICK_SECONDS, QUICK_PIXELS = 1.0, 2_000_000  # of images that stay in the first lane
+AHEAD = DECODERS + 1  # images that are given to a lane at a time: those at work, and one that is next
+QUICK_SECONDS, QUICK_PIXELS, QUICK_BYTES = 1.0, 2_000_000, 500_000  # of images that stay in the first lane
 ATTEMPTS = 30  # at a first image, which waits for its process to start
 DOT = b"P5 1 1 255\n\x00"  # an image of one pixel
 AFTERWARDS = 5  # seconds that ending may take once all answers are given or given up
@@ -85,12 +87,13 @@ class Service:
         self.uploads = Uploads(limits)
         self.metrics = Metrics()
         self.lanes: tuple[Decoders, ...] = ()
+        self.turns = (Turns(AHEAD), Turns(AHEAD))
         self.inside, self.warm = 0, False
 
     @property
     def ready(self) -> bool:
         """Whether it answers: it is warm, and no image of ordinary cost waits for longer than it should."""
-        return self.warm and not self.lanes[0].overdue()
+        return self.warm and not self.lanes[0].overdue() and self.turns[0].waited() <= 2 * self.lanes[0].seconds
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -98,7 +101,7 @@ class Service:
         self.computing = ThreadPoolExecutor(1, "search")
         self.drawing = ThreadPoolExecutor(1, "draw")
         limits = self.limits
-        # Two lanes: an image that is large or slow in the first goes to the second, and holds up nobody in the first.
+        # Two lanes: what is heavy, or large or slow in the first, goes to the second and holds up nobody in the first.
         quick = min(QUICK_SECONDS, limits.decode_seconds)
         self.lanes = (
             Decoders(DECODERS, seconds=quick, most_pixels=min(QUICK_PIXELS, limits.pixels), formats=FORMATS),
@@ -140,7 +143,7 @@ class Service:
         if not body.content:
             raise RefusedError(422, "the body is empty.")
         try:
-            image = await self._decoded(body.content)
+            image = await self._decoded(body)
             self.metrics.decodes.labels("done").inc()
         except NoDecoderError as error:
             raise RefusedError(503, "no image can be decoded now.", {"Retry-After": "5"}) from error
@@ -152,12 +155,15 @@ class Service:
             body.let_go()
         return await act(image)
 
-    async def _decoded(self, content: bytes) -> Tensor:
-        quick, patient = self.lanes
-        try:
-            return await asyncio.wrap_future(quick.submit(content, self.adapted.square))
-        except (TooLargeError, OverdueError, KilledError):
-            return await asyncio.wrap_future(patient.submit(content, self.adapted.square))
+    async def _decoded(self, body: Body) -> Tensor:
+        if len(body.content) <= QUICK_BYTES:
+            with suppress(TooLargeError, OverdueError, KilledError):
+                return await self._decoded_in(0, body)
+        return await self._decoded_in(1, body)
+
+    async def _decoded_in(self, lane: int, body: Body) -> Tensor:
+        async with self.turns[lane].turn(len(body.content)):
+            return await asyncio.wrap_future(self.lanes[lane].submit(body.content, self.adapted.square))
 
     def _refusals(self) -> dict[type[DataError], tuple[int, str, str]]:
         """Return status, outcome and reason by what became of an image, the special before the general."""
@@ -323,6 +329,7 @@ def _guard(app: Any, service: Service, hosts: Sequence[str]) -> None:
         return JSONResponse(Failure(error=reason).model_dump(), status, headers)
 
     async def refused(_: Request, error: Any) -> JSONResponse:
+        _forget_frames(error)
         return said(error.status, error.reason, error.headers)
 
     async def plain(_: Request, error: Any) -> JSONResponse:
@@ -340,6 +347,16 @@ def _guard(app: Any, service: Service, hosts: Sequence[str]) -> None:
     app.add_exception_handler(Exception, broken)
     app.add_middleware(Doorkeeper, hosts=hosts)
     app.add_middleware(Counting, metrics=service.metrics)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go what the frames of an error and of its causes hold: a task holds its error, whose frames hold the task.
+
+    Bytes of a body would stay in that circle until garbage is collected, which may be much later.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class Doorkeeper:
