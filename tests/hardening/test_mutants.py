@@ -53,6 +53,9 @@ def test_groups_are_called_what_they_are_and_reach_as_far_as_they_say():
     assert ht.translate(0.25, 0.0).name == "translate"
     assert ht.quarter_turns().name == "quarter_turns"
     assert (ht.translate_x().low, ht.translate_x().high) == (-0.25, 0.25)
+
+
+def test_a_shear_reaches_a_quarter_unless_said():
     assert (ht.shear().low, ht.shear().high) == (-0.25, 0.25)
 
 
