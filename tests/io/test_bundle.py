@@ -369,3 +369,20 @@ def test_paddings_of_numbers_survive_a_round_trip_whatever_holds_them(padding: o
     other = ht.ITS.load(tmp_path, net)
     assert other.padding == robust.padding
     assert torch.equal(other(images), robust(images))
+
+
+def test_numbers_of_numpy_in_any_precision_survive_a_round_trip(tmp_path: Path) -> None:
+    levels = [ht.rotation(np.float32(1.0)), ht.scale(np.float32(0.25))]
+    plan = ht.Joint(budget=np.int64(6), mass=np.float32(0.5))
+    robust = ht.ITS(TinyNet(), levels, search=plan, readout="marginal", padding=np.float32(0.5))
+    robust.fit(tiny_images(60), method="balance", recipe=HeadRecipe(looks=np.int64(1), views=np.int64(6)))
+    robust.save(tmp_path)
+    other = ht.ITS.load(tmp_path, robust.model)
+    assert (other.plan, other.padding, other.report) == (robust.plan, 0.5, robust.report)
+    assert torch.equal(other(tiny_images(3)), robust(tiny_images(3)))
+
+
+def test_the_state_of_neighbours_holds_how_many_are_asked_and_what_they_are_worth() -> None:
+    fitted, other = Neighbours(torch.rand(3, 4, 5), nearest=2, scale=5.5), Neighbours(torch.rand(3, 4, 5))
+    other.load_state_dict(fitted.state_dict())
+    assert (other.nearest, other.scale) == (2, 5.5)

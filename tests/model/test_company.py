@@ -123,13 +123,13 @@ def test_every_seed_has_masks_of_its_own() -> None:
 @pytest.mark.parametrize("preset", [ht.accurate, ht.fast])
 @pytest.mark.parametrize(
     ("levels", "count"),
-    [([ht.quarter_turns()], 4), ([ht.reflection()], 4), ([ht.quarter_turns(), ht.reflection()], 16)],
+    [([ht.quarter_turns()], 4), ([ht.reflection()], 4), ([ht.quarter_turns(), ht.reflection()], 8)],
 )
 def test_finite_groups_are_shown_once_each(preset, levels, count) -> None:
     robust = its(TinyNet().eval(), **{**preset(levels), "budget": 40})
     result = robust.search(tiny_images(5))
     assert result.views.tolist() == [count] * 5
-    assert len(result.trace[0].poses[0].unique(dim=0)) == (count if count == 4 else 8)
+    assert len(result.trace[0].poses[0].unique(dim=0)) == count  # both flips together are a half turn
     fitted = robust.fit(tiny_images(60), recipe=QUICK, promise=None)
     views = fitted.search(tiny_images(5)).views
     assert int(views.max()) <= count  # `fast` looks at likely ones alone
