@@ -209,3 +209,12 @@ def test_parameters_can_be_read_and_set():
     assert robust.get_params()["gate"] == 2.0
     assert robust.set_params(gate=None, search="joint") is robust
     assert (robust.gate, robust.plan) == (None, ht.Joint((ht.rotation(),)))
+
+
+def test_arrays_that_are_reversed_or_read_only_are_as_good_as_any():
+    robust, images = ht.ITS(TinyNet(), search=ht.Joint(budget=4)), tiny_images(3).numpy()
+    labels, probabilities = robust.predict(images), robust.predict_proba(images)
+    assert robust.predict(images[::-1]).tolist() == labels[::-1].tolist()
+    images.flags.writeable = False
+    assert np.array_equal(robust.predict_proba(images), probabilities)
+    assert robust.score(images[::-1], labels[::-1]) == 1.0

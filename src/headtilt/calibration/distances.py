@@ -57,7 +57,7 @@ class Neighbours(InSingle):
 
     def get_extra_state(self) -> Tensor:
         """Return the two numbers."""
-        return torch.tensor([self.nearest, self.scale])
+        return torch.tensor([self.nearest, self.scale], dtype=torch.float32)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over two numbers."""

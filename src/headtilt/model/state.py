@@ -258,5 +258,5 @@ def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int, 
     seed, *place = key
     entropy = np.random.SeedSequence([seed % 2**64, *place])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
-    keep = torch.rand(shape, generator=generator) >= rate
+    keep = torch.rand(shape, generator=generator, dtype=torch.float32) >= rate  # others are drawn in other precisions
     return keep / max(1 - rate, torch.finfo(torch.float32).tiny)
