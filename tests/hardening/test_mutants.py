@@ -307,7 +307,7 @@ def test_a_head_learns_which_view_is_upright_from_the_weight_of_the_pose():
     poses = ht.rotation().matrix(torch.tensor([0.0, 2.0])).expand(64, 2, 3, 3)
     coordinates, exact, tilts = torch.zeros(64, 2, 1), torch.ones(64) > 0, torch.eye(3).expand(64, 3, 3)
     orbits = Orbits(Evidence(logits), coordinates, poses, aim, first == 0, exact, tilts)
-    recipe = ht.HeadRecipe(source="logits", hidden=4, looks=1, epochs=1, pose=1.0)
+    recipe = ht.HeadRecipe(source="logits", hidden=4, looks=1, epochs=200, pose=1.0)  # 400 steps, where few will do
     targets = torch.full((64, 3), 1 / 3)
     head = fit_head(orbits, targets, torch.zeros(3), recipe, np.random.SeedSequence(0))
     told = head(Evidence(logits)).upright[..., 0]
