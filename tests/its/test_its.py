@@ -281,3 +281,18 @@ def test_a_session_in_double_precision_finds_the_same(name, net, images, request
     assert result.pose.dtype == result.logits.dtype == torch.float32
     assert_close(result.logits, expected.logits)
     assert_close(result.pose, expected.pose)
+
+
+@pytest.mark.parametrize("method", ["head", "balance"])
+def test_a_fit_in_a_session_in_double_precision_gives_the_same_answers(method, net, images, request):
+    def answers():
+        recipe = ht.HeadRecipe(hidden=8, looks=1, views=6, epochs=0)  # training would magnify what is rounded
+        robust = ht.ITS(net, search=ht.Joint(budget=8), readout="marginal")
+        return robust.fit(tiny_images(60).float(), method=method, recipe=recipe, promise=None).search(images)
+
+    expected = answers()
+    request.getfixturevalue("in_double")
+    result = answers()
+    assert result.logits.dtype == torch.float32
+    assert_close(result.logits, expected.logits, rtol=1e-3, atol=1e-3)
+    assert_close(result.pose, expected.pose, rtol=1e-3, atol=1e-3)
