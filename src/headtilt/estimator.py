@@ -41,18 +41,18 @@ class Estimator:
         """
         if not is_number(abstain) or not 0 <= float(abstain) <= 1:
             raise OptionError(f"abstain must be a probability between 0 and 1; got {abstain!r}.")
-        result = self.search(torch.as_tensor(images))
+        result = self.search(_as_tensor(images))
         if result.multilabel:
             return (result.labels & (result.probabilities >= float(abstain))).cpu().numpy()
         return result.labels.masked_fill(result.probabilities.amax(1) < float(abstain), -1).cpu().numpy()
 
     def predict_proba(self, images: Tensor | Array) -> Array:
         """Return the probabilities (B, Y) as an array; (B, 2), no and yes, for a single logit."""
-        return self.search(torch.as_tensor(images)).probabilities.cpu().numpy()
+        return self.search(_as_tensor(images)).probabilities.cpu().numpy()
 
     def score(self, images: Tensor | Array, labels: Tensor | Array) -> float:
         """Return the share of right labels (B,) of images (B, C, H, W), as scikit-learn does; 1 is all of them."""
-        wanted = torch.as_tensor(labels).cpu().numpy()
+        wanted = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
         found = self.predict(images)
         if wanted.shape != found.shape:
             raise ShapeError(f"labels must be {found.shape}, one for each image; got {wanted.shape}.")
@@ -92,3 +92,8 @@ class Estimator:
     def __sklearn_is_fitted__(self) -> bool:
         """Return that it can answer: a search needs no fit."""
         return True
+
+
+def _as_tensor(images: Tensor | Array) -> Tensor:
+    """Return images as a tensor; arrays that are reversed or read-only, which torch does not take, are copied."""
+    return torch.as_tensor(np.require(images, requirements=["C", "W"]) if isinstance(images, np.ndarray) else images)

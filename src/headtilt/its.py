@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import logging
@@ -26,7 +27,7 @@ from headtilt.io import bundle, export
 from headtilt.model.evidence import Calibrator, Evidence
 from headtilt.model.fingerprint import difference, taken
 from headtilt.model.predictor import Predictor
-from headtilt.model.state import Model
+from headtilt.model.state import Model, alone
 from headtilt.model.taps import checked_features
 from headtilt.progress import Progress, on_terminal
 from headtilt.result import SearchResult, concatenate, own_shape
@@ -155,6 +156,29 @@ class ITS(Estimator, nn.Module):
     @predictor.setter
     def predictor(self, predictor: Predictor) -> None:
         self._predictor = predictor
+
+    def __copy__(self) -> Self:
+        """Return a wrapper with the same parts, of which either may be given others."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update({**self.__dict__, "_modules": dict(self._modules)})
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a wrapper with parts of its own; waits for other threads' searches, whose hooks would come along."""
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        with alone(self.model):
+            other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: modules as they are while no other thread searches, around the same tensors."""
+        if not isinstance(self.model, nn.Module):
+            return dict(self.__dict__)
+        with alone(self.model):
+            parts = [part for module in self.modules() for part in vars(module).values()]
+            tensors = [part for part in (*parts, *self.parameters(), *self.buffers()) if isinstance(part, Tensor)]
+            return copy.deepcopy(self.__dict__, {id(tensor): tensor for tensor in tensors})
 
     def train(self, mode: bool = True) -> ITS:
         """Set the mode of the model; what was fitted around it stays in eval mode, since it is done learning."""
@@ -399,8 +423,10 @@ class ITS(Estimator, nn.Module):
         other = type(self)(**{**self._given, "model": self.model, **fitted, **changes})
         if self.predictor.features and "features" not in changes:
             other.predictor = other.predictor.with_features(self.predictor.features)
+        if other.calibrator is self.calibrator:
+            _check_lattice(self.calibrator, self.plan, other.plan)
         other.predictor.seen = self.predictor.seen
-        other.report = self.report
+        other.report = copy.deepcopy(self.report)
         other.training = self.training  # and not `train`, which would reach the model
         return other
 
@@ -423,6 +449,23 @@ def _explain(option: str) -> None:
     if plan:
         advice = f"It belongs to the search: ITS(model, search={plan})."
     raise OptionError(f"ITS takes no option {option!r}. {advice}")
+
+
+def _check_lattice(calibrator: object, fitted: Plan, plan: Plan) -> None:
+    """Raise `OptionError` where a head that proposes poses of the lattice it was fitted with would be asked for others.
+
+    Args:
+        calibrator: What was fitted.
+        fitted: The plan that it was fitted for.
+        plan: The plan that it shall serve.
+    """
+    if getattr(calibrator, "proposals", None) is None or getattr(plan, "lattice", None) is None:
+        return
+    here, there = ((one.levels, getattr(one, "choices", None)) for one in (fitted, plan))
+    if here != there:
+        raise OptionError(
+            "the fitted head proposes poses of another lattice than this search has. Fit again, or use lattice=None."
+        )
 
 
 def _without(labels: object) -> None:

@@ -64,6 +64,8 @@ class SearchResult:
                 raise IndexError(f"index must name one of the {len(self)} images; got {index}.")
             index = slice(index % len(self), index % len(self) + 1)
         rows = index if isinstance(index, slice) else torch.as_tensor(index, device=self.logits.device)
+        if isinstance(rows, Tensor) and not rows.numel():
+            rows = rows.long()  # an empty list names no image, and is of floats by itself
         return self._changed(lambda part: part[rows])
 
     def to(self, *args: Any, **kwargs: Any) -> SearchResult:
@@ -120,6 +122,8 @@ class SearchResult:
         """
         if not is_number(min_confidence) or not 0 <= float(min_confidence) <= 1:
             raise OptionError(f"min_confidence must be a probability between 0 and 1; got {min_confidence!r}.")
+        if not len(self):
+            return self.images
         turned = warp(self.images, self.pose, padding=self.padding, interpolation=self.interpolation)
         stays = (self.pose == torch.eye(3, dtype=self.pose.dtype, device=self.pose.device)).flatten(1).all(1)
         least = float(min_confidence)

@@ -22,7 +22,7 @@ from headtilt.calibration.head import HeadRecipe, OrbitHead
 from headtilt.io import bundle
 from headtilt.paper.data import load
 from headtilt.presets import fast
-from tests.toys import its
+from tests.toys import TinyNet, its, tiny_images
 
 TINY = HeadRecipe(looks=1, views=6, epochs=1, hidden=16)
 
@@ -357,3 +357,32 @@ def test_files_of_a_bundle_are_plain_files_of_bounded_size(tmp_path: Path, name:
             file.truncate(5_000_000_000)  # a hole, which takes no room
     with pytest.raises(ht.DataError, match="bytes, more than" if kind == "huge" else "no regular file"):
         ht.ITS.load(tmp_path, Net())
+
+
+@pytest.mark.parametrize(
+    "padding", [0.5, [0.1, 0.2, 0.3], np.array([0.1, 0.2, 0.3]), torch.tensor([0.1, 0.2, 0.3]), torch.tensor(0.5)]
+)
+def test_paddings_of_numbers_survive_a_round_trip_whatever_holds_them(padding: object, tmp_path: Path) -> None:
+    net, images = TinyNet(channels=3), tiny_images(3, channels=3)
+    robust = ht.ITS(net, search=ht.Joint(budget=4), padding=padding, gate=None)
+    robust.save(tmp_path)
+    other = ht.ITS.load(tmp_path, net)
+    assert other.padding == robust.padding
+    assert torch.equal(other(images), robust(images))
+
+
+def test_numbers_of_numpy_in_any_precision_survive_a_round_trip(tmp_path: Path) -> None:
+    levels = [ht.rotation(np.float32(1.0)), ht.scale(np.float32(0.25))]
+    plan = ht.Joint(budget=np.int64(6), mass=np.float32(0.5))
+    robust = ht.ITS(TinyNet(), levels, search=plan, readout="marginal", padding=np.float32(0.5))
+    robust.fit(tiny_images(60), method="balance", recipe=HeadRecipe(looks=np.int64(1), views=np.int64(6)))
+    robust.save(tmp_path)
+    other = ht.ITS.load(tmp_path, robust.model)
+    assert (other.plan, other.padding, other.report) == (robust.plan, 0.5, robust.report)
+    assert torch.equal(other(tiny_images(3)), robust(tiny_images(3)))
+
+
+def test_the_state_of_neighbours_holds_how_many_are_asked_and_what_they_are_worth() -> None:
+    fitted, other = Neighbours(torch.rand(3, 4, 5), nearest=2, scale=5.5), Neighbours(torch.rand(3, 4, 5))
+    other.load_state_dict(fitted.state_dict())
+    assert (other.nearest, other.scale) == (2, 5.5)

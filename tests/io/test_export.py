@@ -158,3 +158,29 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="disk full"):
         its(TinyNet(), samples=3).export(tmp_path / "a.pt2", (1, 12, 12))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.pt2", "old")]
+
+
+@pytest.mark.parametrize("padding", [0.25, (0.1, 0.5, 0.9)])
+def test_a_padding_of_numbers_is_exported(padding, tmp_path):
+    robust = its(TinyNet(channels=3), search="joint", budget=6, padding=padding, gate=None)
+    robust.export(tmp_path / "a.pt2", (3, 12, 12))
+    images = tiny_images(4, channels=3)
+    logits, pose, _ = torch.export.load(tmp_path / "a.pt2").module()(images)
+    assert_close(logits, robust(images), atol=1e-4, rtol=1e-4)
+    assert_close(pose, robust.search(images).pose)
+
+
+def test_a_compiled_model_is_exported_with_the_features_that_its_head_reads(tmp_path):
+    recipe = ht.HeadRecipe(hidden=4, looks=1, views=4, epochs=0)
+    robust = ht.ITS(TinyNet(), search=ht.Joint(budget=4)).fit(tiny_images(60), recipe=recipe, promise=None)
+    assert robust.calibrator.source == "features"
+    robust.but(model=torch.compile(robust.model, backend="eager")).export(tmp_path / "a.pt2", (1, 12, 12))
+    logits, _, _ = torch.export.load(tmp_path / "a.pt2").module()(tiny_images(4))
+    assert_close(logits, robust(tiny_images(4)), atol=1e-4, rtol=1e-4)
+
+
+def test_what_onnx_has_no_operators_for_is_refused_and_torch_takes_it(tmp_path):
+    robust = its(TinyNet().bfloat16(), samples=3)
+    with pytest.raises(OptionError, match=r"no bfloat16.*\.pt2"):
+        robust.export(tmp_path / "a.onnx", (1, 12, 12))
+    assert list(tmp_path.iterdir()) == []

@@ -168,7 +168,7 @@ def test_paddings_that_are_not_finite_are_refused_at_the_door(padding):
         ("wrap", "padding must be one of 'auto', 'zeros', 'border', 'reflection'; got 'wrap'"),
         ((0.1, 0.2), r"padding must be one number or 3 numbers, one per channel; got \(0.1, 0.2\)"),
         ((), "padding must be one number or 3 numbers"),
-        ([[0.1, 0.2, 0.3]], "padding must be one number or 3 numbers"),
+        ([[0.1, 0.2, 0.3]], "padding must be a word, a number or a number per channel"),
         (None, "padding must be a word, a number or a number per channel; got None"),
         (("a", "b", "c"), "padding must be a word, a number or a number per channel"),
         (object(), "padding must be a word, a number or a number per channel"),
@@ -211,3 +211,19 @@ def test_questions_a_result_cannot_answer_are_refused():
     for k in (0, 1.5):
         with pytest.raises(ht.OptionError, match="k must be a whole number of at least 1"):
             result.topk(k)
+
+
+def test_models_and_images_without_numbers_are_refused_in_a_sentence():
+    """The meta device holds shapes alone, for models whose weights come later."""
+    hollow, images = TinyNet().to("meta"), tiny_images(8)
+    for ask in (ht.ITS(hollow).search, ht.ITS(hollow).fit):
+        with pytest.raises(ht.ModelError, match=r"on the meta device.*Load its weights"):
+            ask(images)
+    with pytest.raises(ht.ShapeError, match="images must have numbers; these lie on the meta device"):
+        ready().search(images.to("meta"))
+
+
+def test_a_model_some_of_whose_weights_come_later_is_asked_where_the_others_are():
+    net = TinyNet().double()
+    net.conv.to("meta")  # the first of its parts
+    assert ht.ITS(net).predictor.device_and_dtype(tiny_images(1)) == (torch.device("cpu"), torch.float64)

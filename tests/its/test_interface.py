@@ -66,6 +66,20 @@ def test_what_was_fitted_goes_with_it():
     other = robust.but(readout="marginal")
     assert other.calibrator is robust.calibrator
     assert (other.gate, other.padding, other.report) == (robust.gate, robust.padding, robust.report)
+    other.report["gate"]["margin"] = 99
+    assert robust.report["gate"]["margin"] == robust.gate.margin, "what one is told is not told to the other"
+
+
+def test_what_proposes_poses_of_some_levels_proposes_none_of_others():
+    levels = [ht.rotation(), ht.scale(0.25)]
+    robust = ht.ITS(TinyNet(), levels, search=ht.Joint(budget=4, lattice=8))
+    robust.fit(tiny_images(60), recipe=ht.HeadRecipe(hidden=4, looks=1, views=4, epochs=0), promise=None)
+    assert robust.report["proposes"]
+    robust.but(search=ht.Joint(budget=3, lattice=8), gate=None).search(tiny_images(2))
+    robust.but(search=ht.Joint(budget=6)).search(tiny_images(2))
+    for change in ({"levels": [ht.rotation(), ht.shear_x(0.25)]}, {"search": ht.Joint(budget=4, lattice=9)}):
+        with pytest.raises(ht.OptionError, match=r"proposes poses of another lattice.*Fit again"):
+            robust.but(**change)
 
 
 # --- logits and probabilities -----------------------------------------------------------------------------------------
@@ -115,6 +129,18 @@ def test_a_result_is_indexed_and_sliced_as_the_batch_was(result, index, rows):
     for level, whole in zip(part.trace, result.trace, strict=True):
         assert torch.equal(level.confidence, whole.confidence[rows])
     assert torch.equal(part.canonical(), result.canonical()[rows])
+
+
+def test_a_result_of_no_images_answers_with_nothing(result):
+    none = result[torch.zeros(len(result), dtype=torch.bool)]
+    assert len(none) == 0
+    assert none.canonical().shape == (0, *result.images.shape[1:])
+    assert none.topk(2)[0].shape == (0, 2)
+    assert none.labels.shape == none.quarters.shape == (0,)
+    assert none.invert(points=torch.zeros(0, 3, 2)).shape == (0, 3, 2)
+    assert none.invert(boxes=torch.zeros(0, 3, 4)).shape == (0, 3, 4)
+    assert none.invert(masks=torch.zeros(0, 3, 12, 12)).shape == (0, 3, 12, 12)
+    assert repr(none) == repr(result[[]]) == "SearchResult of 0 images"
 
 
 def test_a_result_can_be_walked_through(result):
@@ -183,3 +209,12 @@ def test_parameters_can_be_read_and_set():
     assert robust.get_params()["gate"] == 2.0
     assert robust.set_params(gate=None, search="joint") is robust
     assert (robust.gate, robust.plan) == (None, ht.Joint((ht.rotation(),)))
+
+
+def test_arrays_that_are_reversed_or_read_only_are_as_good_as_any():
+    robust, images = ht.ITS(TinyNet(), search=ht.Joint(budget=4)), tiny_images(3).numpy()
+    labels, probabilities = robust.predict(images), robust.predict_proba(images)
+    assert robust.predict(images[::-1]).tolist() == labels[::-1].tolist()
+    images.flags.writeable = False
+    assert np.array_equal(robust.predict_proba(images), probabilities)
+    assert robust.score(images[::-1], labels[::-1]) == 1.0

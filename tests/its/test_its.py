@@ -251,3 +251,48 @@ def test_images_of_any_size_and_number_of_channels_are_searched(size, channels):
     result = ungated(lambda views: views.flatten(2).mean(-1) @ torch.ones(channels, 4), samples=5).search(images)
     assert result.logits.shape == (2, 4)
     assert result.canonical().shape == images.shape
+
+
+@pytest.fixture
+def in_double():
+    """A session whose new tensors are in double precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+PLANS = {
+    "tree": {"search": ht.Tree(samples=5)},
+    "Boltzmann": {"search": ht.Tree(samples=5, traversal="boltzmann")},
+    "joint": {"search": ht.Joint(budget=9, rounds=1, hypotheses=1)},
+    "finite": {"levels": [ht.quarter_turns()], "search": ht.Joint(budget=4)},
+    "anneal": {"search": ht.Anneal(budget=9)},
+    "dropout": {"mc_passes": 3},
+    "batch": {"calibrator": "batch", "search": ht.Joint(budget=9)},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_session_in_double_precision_finds_the_same(name, net, images, request):
+    expected = ungated(net, **PLANS[name]).search(images)
+    request.getfixturevalue("in_double")
+    result = ungated(net, **PLANS[name]).search(images)
+    assert result.pose.dtype == result.logits.dtype == torch.float32
+    assert_close(result.logits, expected.logits)
+    assert_close(result.pose, expected.pose)
+
+
+@pytest.mark.parametrize("method", ["head", "balance"])
+def test_a_fit_in_a_session_in_double_precision_gives_the_same_answers(method, net, images, request):
+    def answers():
+        recipe = ht.HeadRecipe(hidden=8, looks=1, views=6, epochs=0)  # training would magnify what is rounded
+        robust = ht.ITS(net, search=ht.Joint(budget=8), readout="marginal")
+        return robust.fit(tiny_images(60).float(), method=method, recipe=recipe, promise=None).search(images)
+
+    expected = answers()
+    request.getfixturevalue("in_double")
+    result = answers()
+    assert result.logits.dtype == torch.float32
+    assert_close(result.logits, expected.logits, rtol=1e-3, atol=1e-3)
+    assert_close(result.pose, expected.pose, rtol=1e-3, atol=1e-3)

@@ -259,3 +259,29 @@ def test_the_locks_do_not_keep_models_alive():
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_what_two_models_share_is_given_back_by_the_last_that_leaves(images):
+    """One thread searches a network, another the same network behind something else: neither sees the other's modes."""
+    shared = restless("train")
+    whole = nn.Sequential(nn.Identity(), shared)
+    before = fingerprint(shared)
+    entered, leave = threading.Event(), threading.Event()
+
+    def borrow_the_whole():
+        with undisturbed(whole):
+            whole(images)
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=borrow_the_whole)
+    with undisturbed(shared):
+        thread.start()
+        assert entered.wait(60)
+        shared(images)
+    assert not any(module.training for module in shared.modules())
+    leave.set()
+    thread.join(60)
+    after = fingerprint(shared)
+    for part in ("modes", "buffers"):
+        assert after[part] == before[part]

@@ -18,7 +18,7 @@ from headtilt.result import concatenate
 from headtilt.search.anneal import Anneal
 from headtilt.search.found import LatticeTrace, near_identity
 from headtilt.search.joint import Joint, log_weights
-from headtilt.search.lattice import first_step, lattice, matrices, spread, wrap
+from headtilt.search.lattice import covering, first_step, lattice, matrices, spread, wrap
 from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
 
 AFFINE = (ht.rotation(), ht.scale(0.25), ht.shear_x(0.25))
@@ -366,3 +366,12 @@ def test_a_cold_walk_only_climbs_and_a_hot_one_wanders():
 def test_annealing_options_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ht.OptionError, match=message):
         Anneal((ht.rotation(),), **options)
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("levels", [(ht.quarter_turns(), ht.reflection()), (ht.reflection(), ht.quarter_turns())])
+def test_of_finite_groups_no_budget_shows_a_pose_twice(levels, count):
+    points, poses = covering(levels, count, torch.zeros(1))
+    assert len(poses.unique(dim=0)) == len(points) == count
+    assert torch.equal(poses[count // 2], torch.eye(3))
+    assert ht.Joint(levels, budget=72).most_views == 8

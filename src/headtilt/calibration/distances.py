@@ -55,6 +55,15 @@ class Neighbours(InSingle):
         self.register_buffer("bank", bank.detach().clone())
         self.register_buffer("absent", (bank == 0).flatten(1).all(1) if absent is None else absent.detach().clone())
 
+    def get_extra_state(self) -> Tensor:
+        """Return the two numbers."""
+        return torch.tensor([self.nearest, self.scale], dtype=torch.float32)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over two numbers."""
+        nearest, self.scale = state.tolist()
+        self.nearest = int(nearest)
+
     def forward(self, evidence: Evidence) -> Evidence:
         """Return the evidence with scaled similarities as logits."""
         features = _need_features(evidence)

@@ -127,7 +127,7 @@ class Sampler:
         resampled = generator.random(count) < RESAMPLED
         nearly = draw_nearly(count, size, generator)
         still = torch.where(torch.from_numpy(resampled)[:, None, None], nearly, torch.eye(3))
-        transforms = torch.where(torch.from_numpy(stays)[:, None, None], still, tilts)
+        transforms = torch.where(torch.from_numpy(stays)[:, None, None], still, tilts).float()
         return Presented(transforms, torch.from_numpy(stays), torch.from_numpy(np.where(stays, ~resampled, exact)))
 
     def coordinates(self, generator: np.random.Generator) -> Tensor:
@@ -160,7 +160,7 @@ class Sampler:
             parts.append(seen)
             tell(len(rows) * len(poses))
         evidence = concatenate(parts)
-        left = poses @ presented.transforms[:, None] - torch.eye(3)
+        left = poses @ presented.transforms[:, None] - torch.eye(3, dtype=poses.dtype)
         aim = (-left.flatten(2).square().sum(2) / (2 * NEARNESS**2)).exp()
         device = evidence.logits.device
         views = (part.to(device).expand(len(images), *part.shape) for part in (coordinates, poses))

@@ -176,10 +176,11 @@ def identity_index(group: Group, n: int) -> int:
 
 def rotation(limit: float = math.pi) -> OneParameterGroup:
     """Return the rotations about the centre within ±limit radians; the full turn (the default) is periodic."""
-    if not 0 < number("limit", limit) <= math.pi:
+    reach = number("limit", limit)
+    if not 0 < reach <= math.pi:
         raise OptionError(f"limit must lie in (0, π] radians; got {limit!r}. For degrees use math.radians(...).")
     algebra: Algebra = ((0, -1, 0), (1, 0, 0), (0, 0, 0))
-    return OneParameterGroup("rotation", algebra, -limit, limit, periodic=limit == math.pi)
+    return OneParameterGroup("rotation", algebra, -reach, reach, periodic=reach == math.pi)
 
 
 def scale(s: float = 0.25) -> OneParameterGroup:

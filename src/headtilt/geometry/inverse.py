@@ -45,7 +45,7 @@ def boxes_back(boxes: Tensor, poses: Tensor, height: int, width: int, *, corners
         corners: Return the tilted box itself, clockwise from what was its left upper corner.
     """
     _check("boxes", boxes, poses, (4,))
-    around = boxes[..., [0, 1, 2, 1, 2, 3, 0, 3]].reshape(len(boxes), -1, 2)
+    around = boxes[..., [0, 1, 2, 1, 2, 3, 0, 3]].reshape(len(boxes), 4 * boxes.shape[1], 2)
     moved = points_back(around, poses, height, width).reshape(*boxes.shape[:2], 4, 2)
     return moved if corners else torch.cat([moved.amin(2), moved.amax(2)], dim=-1)
 
@@ -53,7 +53,7 @@ def boxes_back(boxes: Tensor, poses: Tensor, height: int, width: int, *, corners
 def masks_back(masks: Tensor, poses: Tensor) -> Tensor:
     """Return masks (B, N, H, W) of canonical images as masks of the originals, in their dtype; nothing lies outside."""
     _check("masks", masks, poses, masks.shape[2:] if masks.ndim == 4 else (0, 0))
-    if not masks.shape[1]:
+    if not masks.numel():
         return masks
     values = masks if masks.is_floating_point() else masks.to(torch.float64)
     return warp(values, invert(poses.double()).to(masks.device), interpolation="nearest").to(masks.dtype)

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from headtilt.errors import OptionError, ShapeError, one_of
+from headtilt.errors import OptionError, ShapeError, is_number, one_of
 from headtilt.geometry.groups import invert
 
 Padding = Literal["auto", "zeros", "border", "reflection"] | float | tuple[float, ...]
@@ -142,29 +143,28 @@ def frame_colour(images: Tensor) -> tuple[Tensor, Tensor]:
 def padding_colour(padding: float | tuple[float, ...], images: Tensor) -> Tensor:
     """Return a constant padding as (1, C, 1, 1) or (1, 1, 1, 1)."""
     colour = padding_values(padding)
-    if colour.ndim > 1 or (colour.ndim == 1 and len(colour) != images.shape[1]):
+    if isinstance(colour, tuple) and len(colour) != images.shape[1]:
         raise OptionError(f"padding must be one number or {images.shape[1]} numbers, one per channel; got {padding!r}.")
-    return colour.to(images).reshape(1, -1, 1, 1)
+    return torch.tensor(colour, dtype=images.dtype).to(images.device, non_blocking=True).reshape(1, -1, 1, 1)
 
 
-def padding_values(padding: object) -> Tensor:
-    """Return a constant padding as a float64 tensor on the CPU; raise `OptionError` unless it is finite numbers."""
-    try:
-        values = torch.as_tensor(padding, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise OptionError(f"padding must be a word, a number or a number per channel; got {padding!r}.") from error
-    if not bool(values.isfinite().all()):
+def padding_values(padding: object) -> float | tuple[float, ...]:
+    """Return a constant padding as plain numbers, whatever holds them; raise `OptionError` unless they are finite."""
+    given: Any = padding.tolist() if isinstance(padding, (Tensor, np.ndarray)) else padding
+    numbers = given if isinstance(given, (list, tuple)) else [given]
+    if not all(is_number(value) for value in numbers):
+        raise OptionError(f"padding must be a word, a number or a number per channel; got {padding!r}.")
+    if not all(math.isfinite(value) for value in numbers):
         raise OptionError(f"padding must be finite; got {padding!r}.")
-    return values
+    return tuple(map(float, numbers)) if numbers is given else float(given)
 
 
 def checked_padding(padding: Any) -> Padding:
-    """Return a padding; raise `OptionError` unless it is a word that is known, or finite numbers."""
+    """Return a padding, numbers as plain ones; raise `OptionError` unless it is a word that is known, or finite."""
     if isinstance(padding, str):
         one_of("padding", padding, WORDS)
-    else:
-        padding_values(padding)
-    return cast(Padding, padding)
+        return cast(Padding, padding)
+    return padding_values(padding)
 
 
 def check_images(images: object, name: str = "images") -> None:
@@ -186,6 +186,8 @@ def check_images(images: object, name: str = "images") -> None:
         raise ShapeError(f"{name} must hold at least one image and pixel; got {tuple(images.shape)}.")
     if not images.is_floating_point():
         raise ShapeError(f"{name} must be floating point; got {images.dtype}. For bytes use {name}.float() / 255.")
+    if images.is_meta:
+        raise ShapeError(f"{name} must have numbers; these lie on the meta device, which holds shapes alone.")
 
 
 def _channels_last(images: Tensor) -> bool:

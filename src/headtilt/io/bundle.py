@@ -11,6 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,7 +105,8 @@ def write(
     with _both(path) as (config_place, tensors_place):
         save_tensors(tensors_place, tensors)
         config["sha256"] = digest_of(tensors_place)
-        config_place.write_text(json.dumps(config, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        text = json.dumps(config, indent=1, allow_nan=False, default=_of_numpy)
+        config_place.write_text(text + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -299,6 +301,13 @@ def _proposals(poses: int, tensors: dict[str, Tensor]) -> Proposals:
     if last != poses:
         raise DataError(f"the bundle speaks of {poses} proposed poses, and its tensors have {last}.")
     return Proposals(tensors["mean"], tensors["deviation"], poses=poses, hidden=hidden)
+
+
+def _of_numpy(value: Any) -> Any:
+    """Return a number of numpy as one of Python's, for JSON, which takes no other."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a bundle cannot hold {value!r}")
 
 
 def _worded(value: Any) -> Any:

@@ -24,7 +24,7 @@ from headtilt.model.evidence import Calibrator, Evidence
 from headtilt.model.outputs import logits_in, two_classes
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import undisturbed
-from headtilt.model.taps import taps
+from headtilt.model.taps import tappable, taps
 from headtilt.result import own_shape
 from headtilt.search.plan import Plan, name_of
 from headtilt.search.run import Readout, run
@@ -84,7 +84,7 @@ class Graph(nn.Module):
     def _look(self, views: Tensor) -> Evidence:
         """Return the evidence of all views (V, C, H, W) in one pass."""
         with taps(self.predictor.model, self.predictor.features or ()) as read:
-            logits = logits_in(self.predictor.model(views), self.predictor.output_key)
+            logits = logits_in(tappable(self.predictor.model)(views), self.predictor.output_key)
         features = torch.cat([tap[0] for tap in read], dim=1) if read else None
         return Evidence(two_classes(logits if logits.dtype == torch.float64 else logits.float()), features)
 
@@ -128,6 +128,8 @@ def write(
     if shape is None or len(shape) != 3:
         raise OptionError(f"example must be images (B, C, H, W) or their (C, H, W); got {shape}. Give one to export.")
     device, dtype = graph.predictor.device_and_dtype(torch.zeros(1))
+    if target.suffix == ".onnx" and dtype == torch.bfloat16:
+        raise OptionError(f"ONNX {OPSET} has no bfloat16 for most layers. Export robust.float(), or write a .pt2 file.")
     # Noise: on a black square several layers may give the same, and pass for one.
     example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
     graph.predictor(example)  # finds the feature layers, and raises in plain words where the model cannot take them

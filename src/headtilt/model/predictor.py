@@ -166,9 +166,13 @@ class Predictor:
     def device_and_dtype(self, images: Tensor) -> tuple[torch.device, torch.dtype]:
         """Return where the model lives and what it computes in; for a bare callable, what the images have."""
         if isinstance(self.model, nn.Module):
+            hollow = False
             for tensor in chain(self.model.parameters(), self.model.buffers()):
-                if tensor.is_floating_point():
+                if tensor.is_floating_point() and not tensor.is_meta:
                     return tensor.device, tensor.dtype
+                hollow |= tensor.is_meta  # weights of large models may be fetched when they are needed, but not all
+            if hollow:
+                raise ModelError("model lies on the meta device, which holds no numbers. Load its weights first.")
         return images.device, images.dtype
 
     def _chunked(

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,9 +23,37 @@ SAMPLED_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 MASK_BYTES = 2**28  # of all masks kept
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_LOCKS_GUARD = threading.Lock()
+_GUARD = threading.Lock()
+_HELD: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
 _BORROWED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by which thread
 _LEAVING: dict[object, tuple[int, Callable[[], None]]] = {}  # which thread will undo what when it leaves a model
+
+
+@dataclass(frozen=True)
+class Held:
+    """How a module was before the first of its borrowers came.
+
+    Attributes:
+        mode: Whether it was in training mode.
+        buffers: Its buffers, and copies of them.
+        borrowers: Who has it now; the last to leave restores it. A part of several models may have several.
+    """
+
+    mode: bool
+    buffers: dict[str, tuple[Tensor | None, Tensor | None]]
+    borrowers: set[object] = field(default_factory=set)
+
+
+@contextmanager
+def alone(model: Model) -> Iterator[None]:
+    """Wait until no other thread has borrowed a model, and let none do so for a while."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    with _GUARD:
+        lock = _LOCKS.setdefault(model, threading.RLock())
+    with lock:
+        yield
 
 
 @contextmanager
@@ -35,15 +64,11 @@ def undisturbed(model: Model) -> Iterator[None]:
     stream back would have other threads draw the same numbers twice.
 
     One thread at a time may borrow a model, since modes and hooks belong to the model and not to the caller. Borrowing
-    what the thread has already borrowed is free: the outermost borrower restores everything.
+    what the thread has already borrowed is free: the outermost borrower restores everything. What two models share is
+    restored by the last that leaves.
     """
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    with _LOCKS_GUARD:
-        lock = _LOCKS.setdefault(model, threading.RLock())
-    with lock:
-        if model in _BORROWED:  # by this very thread, since it holds the lock
+    with alone(model):
+        if not isinstance(model, nn.Module) or model in _BORROWED:  # by this very thread, since it holds the lock
             yield
             return
         _BORROWED[model] = threading.get_ident()
@@ -57,24 +82,35 @@ def undisturbed(model: Model) -> Iterator[None]:
 @contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
     """Put the model in eval mode; restore every mode and buffer on leaving."""
-    modes = [(module, module.training) for module in model.modules()]
-    # Not `Tensor._version`: neither batch norm nor writes through `.data` raise it.
-    buffers = [
-        (module, {name: (b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()})
-        for module in model.modules()
-    ]
-
-    def restore(in_child: bool = False) -> None:
-        for module, mode in modes:
-            module.training = mode
-        for module, kept in buffers:
-            _restore(module, {name: (b, b) for name, (_, b) in kept.items()} if in_child else kept)
-
+    modules, borrower = list(model.modules()), object()
     # In a child the copies themselves take their places: torch's threads, by which it compares, are gone there.
-    with _undone(restore, lambda: restore(in_child=True)):
-        for module, _ in modes:
-            module.training = False
+    with _undone(lambda: _given_back(modules, borrower), lambda: _given_back(modules, borrower, in_child=True)):
+        with _GUARD:
+            for module in modules:
+                if module not in _HELD:
+                    _HELD[module] = Held(module.training, _kept(module))
+                _HELD[module].borrowers.add(borrower)
+                module.training = False
         yield
+
+
+def _kept(module: nn.Module) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+    """Return the buffers of a module, and copies. Not `Tensor._version`: batch norm and `.data` do not raise it."""
+    return {name: (b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()}
+
+
+def _given_back(modules: Sequence[nn.Module], borrower: object, in_child: bool = False) -> None:
+    """Restore the modules of a borrower that nobody else has borrowed."""
+    with _GUARD:
+        for module in modules:
+            held = _HELD.get(module)
+            if held is None:
+                continue
+            held.borrowers.discard(borrower)
+            if not held.borrowers:
+                module.training = held.mode
+                _restore(module, {name: (b, b) for name, (_, b) in held.buffers.items()} if in_child else held.buffers)
+                del _HELD[module]
 
 
 @contextmanager
@@ -98,9 +134,9 @@ def _undone(undo: Callable[[], None], in_child: Callable[[], None] | None = None
 
 def _forked() -> None:
     """Give back, in a forked process, what threads had borrowed that did not come along: they will never leave."""
-    global _LOCKS_GUARD
+    global _GUARD
     here = threading.get_ident()
-    _LOCKS_GUARD = threading.Lock()
+    _GUARD = threading.Lock()
     for key, (owner, undo) in reversed(list(_LEAVING.items())):
         if owner != here:
             undo()
@@ -222,5 +258,5 @@ def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int, 
     seed, *place = key
     entropy = np.random.SeedSequence([seed % 2**64, *place])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
-    keep = torch.rand(shape, generator=generator) >= rate
+    keep = torch.rand(shape, generator=generator, dtype=torch.float32) >= rate  # others are drawn in other precisions
     return keep / max(1 - rate, torch.finfo(torch.float32).tiny)

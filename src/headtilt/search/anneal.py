@@ -72,12 +72,12 @@ class Anneal:
         best = confidence.max(dim=1)
         here = seen.coordinates[torch.arange(len(best.indices), device=start.device), best.indices]
         level = best.values
-        spread = torch.tensor([_span(group) for group in self.levels]) * self.reach
+        spread = torch.tensor([_span(group) for group in self.levels], dtype=torch.float32) * self.reach
         steps = self.budget - self.budget // 3
         for number in range(steps):
             heat = (self.cold / self.hot) ** (number / max(steps - 1, 1))
-            move = torch.randn(len(self.levels), generator=generator) * spread * heat**0.5
-            luck = torch.rand((), generator=generator)
+            move = torch.randn(len(self.levels), generator=generator, dtype=torch.float32) * spread * heat**0.5
+            luck = torch.rand((), generator=generator, dtype=torch.float32)
             proposal = wrap(self.levels, here + move.to(here))
             step = look(evaluate, self.levels, proposal[:, None])
             seen = join(seen, step)

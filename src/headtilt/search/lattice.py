@@ -21,14 +21,27 @@ Numbers = tuple[tuple[float, ...], ...]
 
 def elements(levels: Sequence[Group]) -> int | None:
     """Return how many poses there are where all levels are finite groups, None where there is no end of them."""
-    if not all(isinstance(group, FiniteGroup) for group in levels):
-        return None
-    return math.prod(len(group.grid(1)) for group in levels)
+    finite = tuple(group for group in levels if isinstance(group, FiniteGroup))
+    return len(_distinct(finite)) if len(finite) == len(levels) else None
 
 
 def every_element(levels: Sequence[Group]) -> Tensor:
-    """Return the parameters (E, L) of all poses of finite groups, the identity's first."""
-    return torch.cartesian_prod(*(group.grid(1).double() for group in levels)).reshape(-1, len(levels))
+    """Return parameters (E, L) of all poses of finite groups, each pose once, the identity's first."""
+    return torch.tensor(_distinct(tuple(levels)), dtype=torch.float64)
+
+
+@lru_cache(maxsize=KEPT)
+def _distinct(levels: tuple[FiniteGroup, ...]) -> Numbers:
+    """Return the first parameters of each pose of a product: two flips may be a half turn, which is another element."""
+    found: dict[tuple[int, ...], tuple[float, ...]] = {(1, 0, 0, 1): ()}
+    for group in levels:
+        reached: dict[tuple[int, ...], tuple[float, ...]] = {}
+        for (p, q, r, s), places in found.items():
+            for place, (a, b, c, d) in enumerate(group.elements):
+                pose = (a * p + b * r, a * q + b * s, c * p + d * r, c * q + d * s)
+                reached.setdefault(pose, (*places, float(place)))
+        found = reached
+    return tuple(found.values())
 
 
 def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) -> Tensor:
@@ -42,8 +55,9 @@ def lattice(levels: Sequence[Group], count: int, shift: Tensor | None = None) ->
         count: How many points.
         shift: (L,) in [0, 1): moves the lattice along each coordinate, for random lattices in fitting.
     """
-    if count == elements(levels):
-        return every_element(levels).roll(count // 2, 0)
+    every = elements(levels)
+    if every is not None and count <= every:
+        return every_element(levels)[torch.arange(count) * every // count].roll(count // 2, 0)
     fine = next((place for place, group in enumerate(levels) if group.periodic), 0)
     others = len(levels) - 1
     golden = 2.0

@@ -300,8 +300,8 @@ def _accepted(tree: Tree, beam: Beam, confidence: Tensor, here: int, depth: int)
 
 def _gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
     """Return Gumbel noise (1, K, N): the best k of score + noise are k draws from the Boltzmann distribution."""
-    uniform = torch.rand(like.shape[1:], generator=generator).clamp_min(torch.finfo(torch.float32).tiny)
-    return -(-uniform.log()).log().to(like)[None]
+    uniform = torch.rand(like.shape[1:], generator=generator, dtype=torch.float32)
+    return -(-uniform.clamp_min(torch.finfo(torch.float32).tiny).log()).log().to(like)[None]
 
 
 def _descend(beam: Beam, poses: Tensor, evidence: Evidence, confidence: Tensor, scores: Tensor, chosen: Tensor) -> Beam:
