@@ -62,7 +62,10 @@ def check_device(device: str | torch.device) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0].rstrip(".")
-        raise OptionError(f"device must be cpu, or another that torch has here; got {str(device)!r}: {why}.") from error
+        raise OptionError(
+            f"device must be cpu, or another that torch can use on this machine; got {str(device)!r}: {why}. "
+            'Use device="cpu".'
+        ) from error
 
 
 def parse(spec: str) -> tuple[str, str]:
