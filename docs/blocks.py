@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from everyday import audit, audit_mixtures, task, tasks
-from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, brief_table, headline, shown, stored
+from figures import NAMES, NEVER, NOTHING, RESULTS, SETS, affine_table, bold, brief_table, headline, shown, stored
 from reproduction import front, reproduce, spreads
 from tabular import folded, grid, provenance, scalars, without, words
 
@@ -126,24 +126,6 @@ EARLIER = {
     *("bias", "balanced", "balanced+gate", "head", "head-features", "head-features+gate", "knn", "prototype"),
     *("fast", "fast+gate"),
 }
-# The name that a method has in README and on all pages, with what the command line calls it.
-NAMED = {
-    "vanilla": "bare model, `vanilla`",
-    "oracle": "bare model told the true pose, `oracle`",
-    "orient": "one pass guesses the pose, one classifies, `orient`",
-    "augmented": "retrained with tilted, labelled images, `augmented`",
-    "last-layer": "last layer refitted on the same, `last-layer`",
-    "tta-mean": "test-time augmentation, mean, `tta-mean`",
-    "tta-max": "test-time augmentation, max, `tta-max`",
-    "energy": "arg-max energy over 17 rotations, `energy`",
-    "paper3": "the paper's ITS³, as printed, `paper3`",
-    "default": "`ITS` with three levels, not fitted: cautious gate, `default`",
-    "joint": "the joint search, not fitted, no gate, `joint`",
-    "accurate": "**`accurate()` + `fit`**, no gate, `accurate`",
-    "accurate+gate": "**`accurate()` + `fit`**, `accurate+gate`",
-    "fast": "`fast()` + `fit`, no gate, `fast`",
-    "fast+gate": "`fast()` + `fit`, `fast+gate`",
-}
 METHOD_COLUMNS = {
     "tilted": ("accuracy", ".1f"),
     "±": ("accuracy_std", ".1f"),
@@ -157,6 +139,11 @@ METHOD_COLUMNS = {
 }
 
 
+def named(method: str) -> str:
+    """Return the name of a method, and what it is called on the command line."""
+    return f"{bold(NAMES[method])}, `{method}`" if method in NAMES else f"`{method}`"
+
+
 def methods(report: dict[str, Any]) -> str:
     """Return the table of an evaluation; one network has no spread, and shows an interval over the images instead."""
     several = report["networks"] > 1
@@ -167,7 +154,7 @@ def methods(report: dict[str, Any]) -> str:
         cells = {name: shown(entry.get(key), form) for name, (key, form) in METHOD_COLUMNS.items()}
         if not several:
             cells["±"] = "{:.1f} to {:.1f}".format(*entry["accuracy_interval"])
-        rows.append([NAMED.get(method, f"`{method}`"), *cells.values()])
+        rows.append([named(method), *cells.values()])
     head = [name if several or name != "±" else "95 % of draws of images" for name in METHOD_COLUMNS]
     return grid(["method", *head], rows)
 
@@ -332,6 +319,17 @@ def promise() -> str:
     )
 
 
+# What the peers of results/peers.json are called; those of others have their words in the file.
+PEERS = {
+    "bare": NAMES["vanilla"],
+    "public": f"{NAMES['paper3']}, public code",
+    "unfitted": bold(NAMES["default"]),
+    "fast": bold(NAMES["fast+gate"]),
+    "accurate": bold(NAMES["accurate+gate"]),
+    "oracle": NAMES["oracle"],
+}
+
+
 def peers() -> str:
     """Return headtilt beside what one would write or install instead: the picture, and the table behind it."""
     report = stored("peers")
@@ -341,9 +339,11 @@ def peers() -> str:
     parts = ["![Right labels of turned images against images per second](../results/peers.png)"]
     for name, rows in report["sets"].items():
         table = []
-        for row in rows.values():
+        for peer, row in rows.items():
             accuracies = [f"{row[key]:.1f} ± {row[f'{key}_std']:.1f}" for key in ("tilted", "quarter", "upright")]
-            table.append([row["words"], *accuracies, f"{row['views']:.0f}", f"{row['images_per_second']:,.0f}"])
+            table.append(
+                [PEERS.get(peer, row["words"]), *accuracies, f"{row['views']:.0f}", f"{row['images_per_second']:,.0f}"]
+            )
         parts.append(f"**{SETS.get(name, name)}**\n\n{grid(head, table)}")
     return "\n\n".join([parts[0], folded("The table", "\n\n".join([*parts[1:], provenance("peers", report)]))])
 

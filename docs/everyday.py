@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from figures import NEVER, RESULTS, stored
+from figures import NAMES, NEVER, RESULTS, bold, stored
 from tabular import grid, provenance
 
 
@@ -26,8 +26,8 @@ def task(name: str) -> str:
     )  # of a share, in points
     head = ["right answers, %", "tilted images", "upright images"]
     rows = [
-        ["bare model", f"{report['tilted_bare']:.1f}", f"{report['upright_bare']:.1f}"],
-        ["**headtilt**, fitted, with its gate", f"{report['tilted_wrapped']:.1f}", f"{report['upright_wrapped']:.1f}"],
+        [NAMES["vanilla"], f"{report['tilted_bare']:.1f}", f"{report['upright_bare']:.1f}"],
+        [bold(NAMES["accurate+gate"]), f"{report['tilted_wrapped']:.1f}", f"{report['upright_wrapped']:.1f}"],
     ]
     words = (
         f"{count:,} test images, so that each figure has a standard error of up to {error:.1f} points; fitted on "
