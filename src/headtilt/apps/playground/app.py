@@ -177,7 +177,7 @@ def _controls(gradio: Any, stage: Stage) -> tuple[Any, ...]:
     drop = gradio.File(show_label=False, height=132, elem_id="ht-drop")
     message = gradio.HTML(elem_id="ht-message")
     gradio.HTML(
-        f'<p class="ht-hint">Model: {stage.adapted.name}. Everything runs on this machine; nothing is sent elsewhere.</p>'
+        f'<p class="ht-hint">Model: {stage.adapted.name}. Everything runs on this machine. Nothing is sent.</p>'
     )
     return gallery, drop, message, turn, factor, slant, tilt, upright
 
