@@ -42,6 +42,10 @@ REFUSED = {
     "a pathlib path": (lambda: robust().search(Path("cup.jpg")), "from_pretrained(…).read(image)"),
     "a list": (lambda: robust()([DIGITS[0], DIGITS[1]]), "torch.stack(images)"),
     "an array": (lambda: robust()(DIGITS.numpy()), "torch.as_tensor(images)"),
+    "a photograph for a bare digits model": (
+        lambda: robust()(torch.rand(1, 3, 64, 64)),
+        "Check that the images have the channels and the size that the model takes",
+    ),
     "a model of numpy": (lambda: ht.ITS(to_numpy)(DIGITS), "Convert it inside the model: torch.as_tensor(logits)"),
     "levels by name": (lambda: robust(levels="rotation"), "Say [rotation()]"),
     "levels not called": (lambda: robust(levels=[ht.rotation]), "Call it: rotation()"),

@@ -104,7 +104,7 @@ Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per search.")
 
 
 def groups(names: str | None) -> list[Group] | None:
-    """Return the groups that names, divided by commas, stand for; None where none are named."""
+    """Return the groups that names, separated by commas, stand for; None where none are named."""
     from headtilt.presets import levels_named
 
     return None if names is None else levels_named(names)
