@@ -127,7 +127,7 @@ def test_a_broken_upload_is_told_and_what_was_there_stays(play, tmp_path):
     after, message, *_ = play.receive(str(tmp_path / "broken.png"), before, "headtilt, fitted")
     assert after is before
     assert 'role="alert"' in message
-    assert "broken.png is no image" in message
+    assert "broken.png is not an image" in message
     assert str(tmp_path) not in message
     Image.new("RGB", (90, 60), "white").save(tmp_path / "fine.png")
     after, message, *sliders, _, inside = play.receive(str(tmp_path / "fine.png"), before, "headtilt, fitted")
@@ -294,7 +294,7 @@ def test_a_broken_file_is_told_in_words_and_a_good_one_is_shown(page, tmp_path, 
     page.locator("#ht-drop input[type=file]").set_input_files(tmp_path / "broken.png")
     alarm = page.locator("#ht-message [role=alert]")
     alarm.wait_for()
-    assert "broken.png is no image" in alarm.inner_text()
+    assert "broken.png is not an image" in alarm.inner_text()
     assert "Try a PNG or JPEG file." in alarm.inner_text()
     assert page.locator(".ht-sign").first.inner_text() in ("✓", "✗")
     page.reload()

@@ -118,7 +118,7 @@ def test_a_folder_of_broken_files_is_worked_through_to_its_end_with_a_report(cal
     assert all(rows[f"trouble/{name}"]["label"] == "Red" for name in fine)
     for name, said in {
         "empty 3.jpg": "is empty",
-        "letter 2.png": "is no image",
+        "letter 2.png": "is not an image",
         "cut 5.jpg": "could not be decoded",
         "bomb.png": "bomb",
         "dangling.jpg": "does not exist",
@@ -267,7 +267,7 @@ def test_fit_passes_over_broken_files_and_reads_photographs_larger_than_the_crop
     assert seen["shape"] == (12, 3, 29, 29), "20 · 10 / 7"
     assert seen["recipe"] == replace(thorough(), hidden=7, pose=0.1)
     assert (seen["crop"], seen["promise"]) == (20, 0.5)
-    assert "broken.png is no image" in " ".join(result.stderr.split())
+    assert "broken.png is not an image" in " ".join(result.stderr.split())
 
 
 def test_photographs_are_what_is_padded_by_reflection_or_large_and_in_colour():

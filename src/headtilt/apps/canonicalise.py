@@ -78,13 +78,16 @@ class Copy:
         return self.written is not None and self.written.how != "copied"
 
     def words(self) -> str:
-        """Return what was done: "turned back by −90°, 97 % sure"."""
+        """Return what was done: "turned back by −90°, angle 97 % probable".
+
+        The gate was sure that the image is tilted; the probability is that of the angle.
+        """
         if self.written is None:
             return "failed"
         if not self.turned:
             return "left as it came"
         back = f"{-self.written.degrees:+.0f}°".replace("-", "−").replace("+0°", "0°")
-        sure = "unfitted" if self.confidence is None else f"{self.confidence:.0%} sure"
+        sure = "unfitted" if self.confidence is None else f"angle {self.confidence:.0%} probable"
         return f"turned back by {back}, {sure}".replace("%", " %")
 
     def as_dict(self) -> dict[str, Any]:
