@@ -27,6 +27,7 @@ from headtilt.paper.data import load
 from headtilt.paper.data.dataset import Dataset
 from headtilt.paper.data.perturb import TestSet, draw, draw_quarters, perturb_dataset, schedule, turn_dataset
 from headtilt.paper.experiments.methods import Predict, Prediction, Setting, ask, build
+from headtilt.paper.experiments.names import NAMES
 from headtilt.paper.experiments.report import metadata, write_json
 from headtilt.paper.experiments.reproduce.trial import WORDS
 from headtilt.plot.style import BLUE, FAINT, INK, VERMILION, new_figure, save, style_axes
@@ -36,14 +37,14 @@ LOOP_VIEWS = 36
 BATCH = 100
 # What a peer is called; the first four and the last are others' ways, in the order of the table.
 PEERS = {
-    "bare": "the bare model",
+    "bare": NAMES["vanilla"],
     "ttach": "ttach, quarter turns",
     "loop": f"a loop over {LOOP_VIEWS} rotations",
-    "public": "the paper's public code, 3 levels",
-    "unfitted": "headtilt, unfitted",
-    "fast": "headtilt fast(), fitted",
-    "accurate": "headtilt accurate(), fitted",
-    "oracle": "told the true angle",
+    "public": f"{NAMES['paper3']}, public code",
+    "unfitted": NAMES["default"],
+    "fast": NAMES["fast+gate"],
+    "accurate": NAMES["accurate+gate"],
+    "oracle": NAMES["oracle"],
 }
 OURS = ("unfitted", "fast", "accurate")
 ABOVE, BELOW, LEFT, RIGHT = ("center", (0, 8)), ("center", (0, -16)), ("right", (-8, -3)), ("left", (8, -3))
@@ -180,7 +181,7 @@ def picture(sets: dict[str, dict[str, Any]]) -> Any:
             side, shift = PLACES[peer]
             where = (row["images_per_second"], row["tilted"])
             axes.annotate(
-                row["words"], where, xytext=shift, textcoords="offset points", ha=side, fontsize=7.5, color=INK
+                PEERS[peer], where, xytext=shift, textcoords="offset points", ha=side, fontsize=7.5, color=INK
             )
         style_axes(axes, title=f"{WORDS.get(name, name)}: right labels of turned images, %", grid="both")
         axes.set_xscale("log")

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from everyday import audit, audit_mixtures, task, tasks
-from figures import NEVER, NOTHING, RESULTS, SETS, affine_table, brief_table, headline, shown, stored
+from figures import NAMES, NEVER, NOTHING, RESULTS, SETS, affine_table, bold, brief_table, headline, shown, stored
 from reproduction import front, reproduce, spreads
 from tabular import folded, grid, provenance, scalars, without, words
 
@@ -19,7 +19,7 @@ ABOUT = {"command", "commit", "versions", "hardware", "machine", "date", "name",
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
     "hardening-crossings": "Every pair of settings",
-    "hardening-siege": "A siege of service and batch",
+    "hardening-siege": "Attacks on service and batch",
     "hardening-kills": "Batches killed, a node lost, a full disk",
     "hardening-mutate": "Mutation testing",
     "hardening-faults": "Fault injection",
@@ -79,9 +79,9 @@ def speeds(networks: dict[str, Any]) -> str:
         for network, one in networks.items()
         if one.get("naive")
     ]
-    parts = [grid(head, rows), "Below 1 the search is quicker per view than the model called on the same views."]
+    parts = [grid(head, rows), "Below 1, the search is faster per view than the model called on the same views."]
     if naive:
-        parts.append(grid(["network", "dropout passes", "times as fast as the naive way"], naive))
+        parts.append(grid(["network", "dropout passes", "times faster than the naive way"], naive))
     new = [
         f"{one['new_sizes']['headtilt_seconds']:.2f} s instead of {one['new_sizes']['bare_seconds']:.2f} s ({network})"
         for network, one in networks.items()
@@ -90,10 +90,9 @@ def speeds(networks: dict[str, Any]) -> str:
     if new:
         numbers = next(one["new_sizes"]["numbers"] for one in networks.values() if "new_sizes" in one)
         parts.append(
-            "A GPU's convolutions are planned anew for each number of views that has not been met, and a gate leaves "
-            f"another one after every batch. headtilt fills views up to one of few numbers, which are soon planned. "
-            f"{numbers} numbers not met before, once searches have run, against the bare model called on as many: "
-            f"{', '.join(new)}."
+            "A GPU plans its convolutions anew for each new number of views. With a gate it changes with every batch. "
+            "headtilt pads the views to one of few numbers, so that little planning is left. Time for "
+            f"{numbers} new numbers of views, compared with the bare model: {', '.join(new)}."
         )
     return "\n\n".join(parts)
 
@@ -117,7 +116,9 @@ def same_labels(report: dict[str, Any]) -> list[str]:
         if isinstance(one, dict)
     ]
     count = found.get("images")
-    return [f"Labels as on the plain path, on {count:,} images, {', '.join(parts)}."] if parts and count else []
+    return (
+        [f"Same labels as without optimisations, on {count:,} images: {', '.join(parts)}."] if parts and count else []
+    )
 
 
 PHOTOGRAPHS = {"mobilenet_v2": "MobileNetV2", "vit_tiny": "ViT-Ti/16", "efficientnet_lite0": "EfficientNet-Lite0"}
@@ -125,24 +126,6 @@ PHOTOGRAPHS = {"mobilenet_v2": "MobileNetV2", "vit_tiny": "ViT-Ti/16", "efficien
 EARLIER = {
     *("bias", "balanced", "balanced+gate", "head", "head-features", "head-features+gate", "knn", "prototype"),
     *("fast", "fast+gate"),
-}
-# The name that a method has in README and on all pages, with what the command line calls it.
-NAMED = {
-    "vanilla": "bare model, `vanilla`",
-    "oracle": "bare model told the true pose, `oracle`",
-    "orient": "one pass guesses the pose, one classifies, `orient`",
-    "augmented": "retrained with tilted, labelled images, `augmented`",
-    "last-layer": "last layer refitted on the same, `last-layer`",
-    "tta-mean": "test-time augmentation, mean, `tta-mean`",
-    "tta-max": "test-time augmentation, max, `tta-max`",
-    "energy": "arg-max energy over 17 rotations, `energy`",
-    "paper3": "the paper's ITS³, as printed, `paper3`",
-    "default": "`ITS` with three levels, not fitted: cautious gate, `default`",
-    "joint": "the joint search, not fitted, no gate, `joint`",
-    "accurate": "**`accurate()` + `fit`**, no gate, `accurate`",
-    "accurate+gate": "**`accurate()` + `fit`**, `accurate+gate`",
-    "fast": "`fast()` + `fit`, no gate, `fast`",
-    "fast+gate": "`fast()` + `fit`, `fast+gate`",
 }
 METHOD_COLUMNS = {
     "tilted": ("accuracy", ".1f"),
@@ -157,6 +140,11 @@ METHOD_COLUMNS = {
 }
 
 
+def named(method: str) -> str:
+    """Return the name of a method, and what it is called on the command line."""
+    return f"{bold(NAMES[method])}, `{method}`" if method in NAMES else f"`{method}`"
+
+
 def methods(report: dict[str, Any]) -> str:
     """Return the table of an evaluation; one network has no spread, and shows an interval over the images instead."""
     several = report["networks"] > 1
@@ -167,8 +155,8 @@ def methods(report: dict[str, Any]) -> str:
         cells = {name: shown(entry.get(key), form) for name, (key, form) in METHOD_COLUMNS.items()}
         if not several:
             cells["±"] = "{:.1f} to {:.1f}".format(*entry["accuracy_interval"])
-        rows.append([NAMED.get(method, f"`{method}`"), *cells.values()])
-    head = [name if several or name != "±" else "95 % of draws of images" for name in METHOD_COLUMNS]
+        rows.append([named(method), *cells.values()])
+    head = [name if several or name != "±" else "95 % interval over images" for name in METHOD_COLUMNS]
     return grid(["method", *head], rows)
 
 
@@ -177,10 +165,20 @@ def evaluations() -> str:
     found = [behind(f"photographs-{name}", f"Photographs, {title}") for name, title in PHOTOGRAPHS.items()]
     found += [behind(f"{name}-fitted", f"{title}, fitted") for name, title in {**SETS, "cifar10": "CIFAR-10"}.items()]
     found += [behind(f"{name}-affine", f"{title}, without a fit") for name, title in SETS.items()]
-    return folded("All methods, set by set", "\n\n".join(block for block in found if block))
+    words = (
+        "The name in code type is what `headtilt evaluate --method` takes. *quarter*: turned by exactly 90°, 180° or "
+        "270°. *nearly*: upright except for a few degrees. Compare speeds only within one table: other tables may come "
+        "from other machines."
+    )
+    return folded("Accuracy of all methods, for each data set", "\n\n".join([words, *(one for one in found if one)]))
 
 
-HEADINGS = {"benchmark-cpu": "On a CPU", "benchmark-gpu": "On a GPU"}
+HEADINGS = {"benchmark-cpu": "What a search costs, on a CPU", "benchmark-gpu": "What a search costs, on a GPU"}
+HOW_TIMED = (
+    "The variants take turns, so that other work on the machine affects all of them alike. A figure is the median over "
+    "the turns, with quartiles in brackets. M is the number of dropout passes of the paper's ITS³. The naive way is "
+    "the search as the public code does it."
+)
 
 
 def benchmarks() -> str:
@@ -189,24 +187,17 @@ def benchmarks() -> str:
     if not found:
         return f'!!! note "{NEVER}"\n    No results/benchmark-….json is stored. The commands above write them.'
     titles = {name: HEADINGS.get(name, words(name.removeprefix("benchmark-")).capitalize()) for name in found}
-    pictures = {
-        name: f"![How the cost grows, {title[0].lower()}{title[1:]}](../results/{name}.png)"
-        for name, title in titles.items()
-        if (RESULTS / f"{name}.png").exists()
-    }
-    first = next(iter(pictures), "")  # one is enough for a screen; the others lie with their figures
-    parts = [pictures.get(first, "")]
+    parts = []
     for name, title in titles.items():
+        picture = f"![{title}](../results/{name}.png)" if (RESULTS / f"{name}.png").exists() else ""
         body = file_block(name, title).partition("\n\n")[2]
-        parts.append(
-            folded(f"{title}: all figures", "\n\n".join([*([] if name == first else [pictures.get(name, "")]), body]))
-        )
-    return "\n\n".join(part for part in parts if part)
+        parts.append(folded(title, "\n\n".join(part for part in (HOW_TIMED, picture, body) if part)))
+    return "\n\n".join(parts)
 
 
 def tested() -> str:
-    """Return what the hardening commands stored, one section each, and which have not been run in full yet."""
-    parts = [file_block(name, title) for name, title in HARDENING.items()]
+    """Return what the hardening commands stored, each behind a line, and which have not been run in full yet."""
+    parts = [behind(name, title) for name, title in HARDENING.items()]
     missing = [title.lower() for name, title in HARDENING.items() if stored(name) is None]
     if missing:
         parts.append(f'!!! note "{NEVER}"\n    No figures are stored for: {", ".join(missing)}.')
@@ -258,8 +249,14 @@ def costs() -> str:
 def budget() -> str:
     """Return how accuracy depends on the number of views, for the lattice and for a full grid."""
     report = stored("budget")
+    title = "How many views it takes"
     if report is None:
-        return f'!!! note "{NEVER}"\n    No results/budget.json is stored.'
+        return folded(title, f"{NEVER}: no results/budget.json is stored.")
+    words = (
+        "The joint search spreads its views evenly over the product of all groups. A full grid needs several views "
+        "along each group: 24 rotations, 3 scales and 3 shears are 216 views. Both use the same fitted head, the same "
+        "images and five networks, without a gate."
+    )
     sets = report["datasets"]
     kinds = next(iter(sets.values()))["searches"]
     sides = " × ".join(map(str, report["grid"]))
@@ -272,7 +269,7 @@ def budget() -> str:
         for kind in kinds
     ]
     head = ["tilted (upright), %", *(f"{SETS[name]}, {one['count']:,} images" for name, one in sets.items())]
-    return f"{grid(head, rows)}\n\n{provenance('budget', report)}"
+    return folded(title, f"{words}\n\n{grid(head, rows)}\n\n{provenance('budget', report)}")
 
 
 SHOWN_CONFUSIONS = 6
@@ -295,7 +292,7 @@ def promise() -> str:
     report, large = stored("promise"), stored("promise-large")
     if report is None:
         return f'!!! note "{NEVER}"\n    No results/promise.json is stored.'
-    head = ["promise", "fits", "mean loss", "worst loss", "over the promise by more than chance"]
+    head = ["promise", "fits", "mean loss", "worst loss", "fits clearly over the promise"]
     rows = [
         [
             size,
@@ -324,28 +321,46 @@ def promise() -> str:
         [
             grid(head, rows),
             "![Points of upright accuracy lost in each fit](../results/promise.png)",
-            "What so many fit images give at a promise of 0.5, default recipe, gated: tilted ± spread over networks / "
-            "quarter turns / upright, in %.",
+            "Accuracy in % by number of fit images, with a promise of 0.5 and the default recipe: tilted ± spread over "
+            "networks / quarter turns / upright.",
             table,
             provenance("promise", report),
         ]
     )
 
 
+# What the peers of results/peers.json are called; those of others have their words in the file.
+PEERS = {
+    "bare": NAMES["vanilla"],
+    "public": f"{NAMES['paper3']}, public code",
+    "unfitted": bold(NAMES["default"]),
+    "fast": bold(NAMES["fast+gate"]),
+    "accurate": bold(NAMES["accurate+gate"]),
+    "oracle": NAMES["oracle"],
+}
+
+
 def peers() -> str:
-    """Return headtilt beside what one would write or install instead: the picture, and the table behind it."""
+    """Return headtilt beside other methods: the picture and the table."""
     report = stored("peers")
     if report is None:
         return NEVER
     head = ["", "turned", "quarter", "upright", "views", "images/s"]
-    parts = ["![Right labels of turned images against images per second](../results/peers.png)"]
+    parts = [
+        "The same networks and images in one run, on one core; the methods take turns. Images are turned by any angle, "
+        f"neither scaled nor sheared. headtilt was fitted on {report['fit_images']:,} unlabelled images, with the "
+        "default recipe.",
+        "![Accuracy on turned images against images per second](../results/peers.png)",
+    ]
     for name, rows in report["sets"].items():
         table = []
-        for row in rows.values():
+        for peer, row in rows.items():
             accuracies = [f"{row[key]:.1f} ± {row[f'{key}_std']:.1f}" for key in ("tilted", "quarter", "upright")]
-            table.append([row["words"], *accuracies, f"{row['views']:.0f}", f"{row['images_per_second']:,.0f}"])
+            table.append(
+                [PEERS.get(peer, row["words"]), *accuracies, f"{row['views']:.0f}", f"{row['images_per_second']:,.0f}"]
+            )
         parts.append(f"**{SETS.get(name, name)}**\n\n{grid(head, table)}")
-    return "\n\n".join([parts[0], folded("The table", "\n\n".join([*parts[1:], provenance("peers", report)]))])
+    return folded("headtilt and other methods", "\n\n".join([*parts, provenance("peers", report)]))
 
 
 def startup() -> str:
@@ -357,11 +372,17 @@ def startup() -> str:
     for name, taken in report["seconds"].items():
         cells = [taken.get(kind) for kind in ("processor", "clock")]
         rows.append([name, *(NOTHING if one is None else f"{one['median']:.2f}" for one in cells)])
-    table = grid(["seconds, median of " + str(report["runs"]), "of the processor", "by the clock"], rows)
-    return f"{table}\n\n{provenance('startup', report)}"
+    table = grid(["seconds, median of " + str(report["runs"]), "processor time", "by the clock"], rows)
+    return folded("Start-up time", f"{table}\n\n{provenance('startup', report)}")
+
+
+def method_names() -> str:
+    """Return what every method is called, on pages and on the command line."""
+    return grid(["name", "command line, JSON"], [[bold(name), f"`{method}`"] for method, name in NAMES.items()])
 
 
 BLOCKS = {
+    "methods": method_names,
     "audit": audit,
     "audit-mixtures": audit_mixtures,
     "task": task,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from figures import NEVER, RESULTS, stored
+from figures import NAMES, NEVER, RESULTS, bold, stored
 from tabular import grid, provenance
 
 
@@ -26,15 +26,15 @@ def task(name: str) -> str:
     )  # of a share, in points
     head = ["right answers, %", "tilted images", "upright images"]
     rows = [
-        ["bare model", f"{report['tilted_bare']:.1f}", f"{report['upright_bare']:.1f}"],
-        ["**headtilt**, fitted, with its gate", f"{report['tilted_wrapped']:.1f}", f"{report['upright_wrapped']:.1f}"],
+        [NAMES["vanilla"], f"{report['tilted_bare']:.1f}", f"{report['upright_bare']:.1f}"],
+        [bold(NAMES["accurate+gate"]), f"{report['tilted_wrapped']:.1f}", f"{report['upright_wrapped']:.1f}"],
     ]
     words = (
-        f"{count:,} test images, so that each figure has a standard error of up to {error:.1f} points; fitted on "
-        f"{report['fit_images']:,} unlabelled images. All of this page, from the first import to the picture: "
-        f"{took(report['processor_seconds'])} of one core ({took(report['seconds'])} by the clock of a busy machine)."
+        f"{count:,} test images: each figure has a standard error of up to {error:.1f} points. Fitted on "
+        f"{report['fit_images']:,} unlabelled images. All code of this page took {took(report['processor_seconds'])} "
+        f"of one core ({took(report['seconds'])} by the clock, on a busy machine)."
     )
-    notebook = f"The page [as a notebook](../../examples/{name}.ipynb), with its outputs."
+    notebook = f"This page is also [a notebook](../../examples/{name}.ipynb) with all outputs."
     parts = [grid(head, rows), words, notebook]
     if (RESULTS / f"task-{name}.png").exists():
         parts.append(f"![Images as they came, and turned back](../results/task-{name}.png)")
@@ -62,7 +62,7 @@ def audit() -> str:
     head = ["model", f"{sizes[0]} images", *sizes[1:], "false alarms on upright sources, at most"]
     words = (
         f"False alarms: {alarms:.0f} in {draws:,} draws of upright images, over all models and sizes, and at most "
-        f"{worst:.2f} % for one model and size. Draws share their images, so that they are not independent."
+        f"{worst:.2f} % for one model and size. The draws share images, so they are not independent."
     )
     return f"{grid(head, rows)}\n\n{words}"
 
@@ -86,5 +86,11 @@ def tasks() -> str:
         pairs = [f"{report[f'{kind}_bare']:.1f} → {report[f'{kind}_wrapped']:.1f}" for kind in ("tilted", "upright")]
         name = report["task"].replace("-", " ")
         rows.append([name, *pairs, f"{report['fit_images']:,}", took(report["processor_seconds"])])
-    head = ["right answers, bare model → headtilt, %", "tilted images", "upright images", "fit images", "one core"]
+    head = [
+        "right answers, bare model → headtilt, %",
+        "tilted images",
+        "upright images",
+        "fit images",
+        "time on one core",
+    ]
     return grid(head, rows)

@@ -9,32 +9,43 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+from headtilt.paper.experiments.names import NAMES  # noqa: E402
+
 RESULTS = ROOT / "results"
 NOTHING = "–"
 PLACE = re.compile(r"<!--= (?P<what>[^>]+?) -->(?P<shown>.*?)<!--/-->", re.DOTALL)
 SETS = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "gtsrb": "GTSRB"}
+
+
+def bold(name: str) -> str:
+    """Return the name of a method with headtilt in bold."""
+    return name.replace("headtilt", "**headtilt**")
+
+
 NO_NEED, LABELS, UNLABELLED = "nothing", "labels, training", "unlabelled images"
 # Row, method in the result file, what it needs beside the trained classifier.
 ROWS = (
-    ("bare model", "vanilla", NO_NEED),
-    ("bare model told the true pose", "oracle", "the pose"),
-    ("retrained with tilted, labelled images", "augmented", LABELS),
-    ("last layer refitted on the same", "last-layer", LABELS),
-    ("test-time augmentation, mean", "tta-mean", NO_NEED),
-    ("test-time augmentation, max", "tta-max", NO_NEED),
-    ("arg-max energy over 17 rotations", "energy", NO_NEED),
-    ("the paper's ITS³, as published", "published: paper", NO_NEED),
-    ("the same, its public code", "published: public code", NO_NEED),
-    ("the same, as printed", "paper3", NO_NEED),
-    ("the same levels, by energy (ours)", "tree3-energy", NO_NEED),
-    ("`ITS` with three levels, not fitted: cautious gate", "default", NO_NEED),
-    ("**`accurate()` + `fit`**, no gate", "accurate", UNLABELLED),
-    ("**`accurate()` + `fit`**", "accurate+gate", UNLABELLED),
+    (NAMES["vanilla"], "vanilla", NO_NEED),
+    (NAMES["oracle"], "oracle", "the pose"),
+    (NAMES["augmented"], "augmented", LABELS),
+    (NAMES["last-layer"], "last-layer", LABELS),
+    (NAMES["tta-mean"], "tta-mean", NO_NEED),
+    (NAMES["tta-max"], "tta-max", NO_NEED),
+    (NAMES["energy"], "energy", NO_NEED),
+    (f"{NAMES['paper3']}, figures in the paper", "published: paper", NO_NEED),
+    (f"{NAMES['paper3']}, public code", "published: public code", NO_NEED),
+    (NAMES["paper3"], "paper3", NO_NEED),
+    (NAMES["tree3-energy"], "tree3-energy", NO_NEED),
+    (bold(NAMES["default"]), "default", NO_NEED),
+    (bold(NAMES["accurate"]), "accurate", UNLABELLED),
+    (bold(NAMES["accurate+gate"]), "accurate+gate", UNLABELLED),
 )
 FITTED = {"oracle", "accurate", "accurate+gate"}  # measured by a command of their own, in SET-fitted.json
 PRINTED = {"paper3", "paper5"}
@@ -126,12 +137,7 @@ BRIEF_SETS = {
     "photographs, MobileNetV2": ("photographs-mobilenet_v2",),
     "photographs, ViT-Ti": ("photographs-vit_tiny",),
 }
-BRIEF_ROWS = {
-    "bare model": "vanilla",
-    "retrained with tilted, labelled images": "augmented",
-    "**headtilt**, fitted, with its gate": "accurate+gate",
-    "**headtilt**, fitted, no gate": "accurate",
-}
+BRIEF_ROWS = {bold(NAMES[method]): method for method in ("vanilla", "augmented", "accurate+gate", "accurate")}
 
 
 def brief(folder: Path = RESULTS) -> dict[str, dict[str, tuple[str, str] | None]]:

@@ -55,7 +55,7 @@ def front() -> str:
     """Return what the paper, its public code and we make of the same tilted images, and the picture of table 1."""
     module = import_module("headtilt.paper.experiments.reproduce.table1")
     report = judged(module, stored("table1")) or {"results": {}, "verdict": {}, "unfitted": {"rule": NOTHING}}
-    head = ["accuracy", "paper, ITS³", "public code", "as printed", "ours, unfitted", "ours, fitted"]
+    head = ["accuracy", "paper, ITS³", "public code", "as printed", "headtilt, unfitted", "headtilt, fitted"]
     rows = []
     for name in module.DATASETS:
         table = report["results"].get(name, {}).get("each", {})
@@ -65,7 +65,7 @@ def front() -> str:
         rows.append([SETS[name], f"{module.PAPER[name]['accuracy']['ITS³'][0]:.1f}", *shown_cells])
     parts = [grid(head, rows)]
     if table_is_measured := bool(report["results"]):
-        parts.append(f"Ours, unfitted: {report['unfitted']['rule']}, the best of four rules on validation images.")
+        parts.append(f"headtilt, unfitted: {report['unfitted']['rule']}, the best of four rules on validation images.")
     if table_is_measured and (RESULTS / "table1.png").exists():
         parts.append("![Table 1](../results/table1.png)")
     return "\n\n".join(parts)

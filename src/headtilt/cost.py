@@ -102,7 +102,11 @@ class Costs:
             f"{row.views_tilted:>16.1f}{row.milliseconds_tilted:>8.1f}{row.agreement_tilted:>6.0f} %"
             for row in self.rows
         )
-        return "\n".join([head, *rows, f"per image, over {self.images} images on {self.device}; * is this wrapper"])
+        below = (
+            f"Means per image, over {self.images} images on {self.device}. *: the search as it is. 1: the bare model.",
+            "agree: answers to tilted images that are the bare model's answers to the same images upright.",
+        )
+        return "\n".join([head, *rows, *below])
 
 
 def costs(

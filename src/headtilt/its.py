@@ -47,36 +47,37 @@ SEVERAL_LABELS = (
 class ITS(Estimator, nn.Module):
     """A classifier with Inverse Transformation Search around it.
 
-    ``robust(images)`` returns logits of the model's shape; ``robust.search(images)`` also says how each image was
-    transformed and why. The model is never changed and leaves every call in the mode it came in. No gradient passes
-    through a search. The model inside may be compiled; `torch.compile` around the wrapper changes nothing.
+    ``robust(images)`` returns logits in the shape of the model's own. ``robust.search(images)`` also returns how each
+    image was tilted. The model is not changed, and has the same mode after each call. No gradient passes through a
+    search. The model inside may be compiled; `torch.compile` around the wrapper has no effect.
 
     Args:
-        model: An `nn.Module` or a callable from raw images (B, C, H, W) to logits (B, Y). Normalisation belongs to it.
-            A single logit (B, 1) is taken for no or yes, and comes back as one.
+        model: An `nn.Module` or a callable from raw pixels (B, C, H, W) in 0 … 1 to logits (B, Y). It includes its
+            normalisation. A single logit (B, 1) means no or yes, and the result has that shape, too.
         levels: Groups to search, from the root of the tree down; the full turn by default.
-        search: How to search, with its own options: ``Tree(samples=17, hypotheses=3)`` walks level by level as the
-            paper does, ``Joint(budget=48)`` covers the product of the levels with a lattice, ``Anneal(budget=72)``
-            walks it by simulated annealing. "tree", "joint" and "anneal" are these with their default options.
+        search: How to search, with options: ``Tree(samples=17, hypotheses=3)`` searches level by level, as in the
+            paper; ``Joint(budget=48)`` covers the product of the levels with a lattice; ``Anneal(budget=72)`` uses
+            simulated annealing. "tree", "joint" and "anneal" are the same with default options.
         mc_passes: Dropout passes to average over; 1 is the deterministic model.
         mc_sampled: Sample dropout even for a single pass.
         seed: Seed of the dropout masks.
-        readout: "incumbent" answers with the best hypothesis, "marginal" sums the evidence over all views seen.
-        padding: What lies outside the image: "zeros", "border", "reflection", a number, or a number per channel. "auto"
-            goes on with the colour of an image's frame where it is one colour, and reflects the image elsewhere; `fit`
-            then tries the others, too, and keeps the best.
-        interpolation: "bicubic", "bilinear" or "nearest". Views that are as sharp as the image tell a model more: with
-            "bilinear", as the paper has it, labels of small photographs are right less often by up to five points.
+        readout: "incumbent" takes the answer of the best hypothesis, "marginal" the sum over all views.
+        padding: Pixels outside of the image: "zeros", "border", "reflection", a number, or a number per channel. "auto"
+            continues a frame of one colour, and reflects all other images; `fit` then also tries the others, and keeps
+            the best.
+        interpolation: "bicubic", "bilinear" or "nearest". Sharp views are easier to classify: with "bilinear", as in
+            the paper, accuracy on small photographs is lower by up to five points.
         chunk: Views per forward pass; None chooses.
         autocast: Reduced-precision dtype for `torch.autocast`, or None.
         output_key: Where the logits are if the model returns a dict or an object.
-        features: What a fitted head reads beside the logits: names of modules, for what they are given, or with
-            ":out" behind them for what they give. "auto" finds the outputs of the model's blocks and the inputs of its
-            last linear layers, where there are any; None uses logits alone.
-        calibrator: From Evidence to Evidence; usually set by `fit`. "batch" balances each batch by itself, assuming
-            that all classes are equally frequent in it.
-        gate: How strongly the search must beat the bare model's answer: "cautious" (fits any model, and costs upright
-            images about a point), plain log-odds, a `Gate`, or None for no gate. `fit` sets a far better one.
+        features: What a fitted head reads in addition to the logits: names of modules for their inputs, or with ":out"
+            after the name for their outputs. "auto" finds the outputs of the model's blocks and the inputs of its last
+            linear layers; None uses logits only.
+        calibrator: From Evidence to Evidence; usually set by `fit`. "batch" balances each batch alone, and assumes that
+            all classes are equally frequent in it.
+        gate: How much better than the bare model's answer a new answer must be: "cautious" (works for any model, and
+            costs about a point on upright images), a number of log-odds, a `Gate`, or None for no gate. `fit` sets a
+            far better one.
 
     Examples:
         >>> from headtilt import Joint, rotation, scale
@@ -214,20 +215,20 @@ class ITS(Estimator, nn.Module):
         """Fit a calibrator and a gate from unlabelled upright images, and return the wrapper itself.
 
         Args:
-            images: (n, C, H, W) raw pixels, or a loader of such batches (labels beside them are ignored).
-            labels: Not needed and not used; here because scikit-learn passes some.
-            held_out: Other upright images, from which the gate's thresholds come. None sets a fifth of many `images`
-                aside; few take turns. A classifier is surer of the images it was trained on than it will be of new
-                ones, so that a promise is worth more if these were not among them.
-            method: "head" (the best), "balance" (a linear map of the logits), "bias" (one number per class),
-                "prototypes", "neighbours", or "keep" (a gate alone, for the calibrator there is).
+            images: (n, C, H, W) raw pixels in 0 … 1, or a loader of such batches (labels in the batches are ignored).
+            labels: Not needed and not used; only for scikit-learn, which passes them.
+            held_out: Other upright images, on which the gate's thresholds are set. With None, a fifth of many `images`
+                is held out, and few images take turns. Give images that the classifier was not trained on, if you can:
+                it is too sure of its training images.
+            method: "head" (the best; needs 50 images, else "balance"), "balance" (a linear map of the logits), "bias"
+                (one number per class), "prototypes", "neighbours", or "keep" (only a gate, for the present calibrator).
             promise: Points of upright accuracy that the search may cost at most; None fits no gate.
             recipe: How a head is trained; see `HeadRecipe`.
-            early_exit: Whether the gate may let images go after a single view.
-            crop: Side of the centre square that the model sees, where the fit images are larger.
-            seed: Seeds everything random.
-            progress: True shows on a terminal how far it is and how long it will take; a function is called with
-                (stage, views done, views in all).
+            early_exit: Whether surely upright images may get their answer after one view.
+            crop: Side of the centre square that the model sees, if the fit images are larger.
+            seed: Seed of all random choices.
+            progress: True shows progress and the time left on a terminal; a function is called with (stage, views done,
+                views in all).
 
         Nothing changes unless the whole fit succeeds. The classifier never changes.
         """

@@ -35,11 +35,11 @@ LEVELS: dict[str, Callable[[], Group]] = {
 
 
 def levels_named(names: str) -> list[Group]:
-    """Return the groups that names stand for, divided by commas: ``"rotation, scale"``."""
+    """Return the groups that names stand for, separated by commas: ``"rotation, scale"``."""
     words = [word.strip().replace("-", "_") for word in names.split(",") if word.strip()]
     for word in words or [names]:
         if word not in LEVELS:
-            raise OptionError(f"levels must be some of {', '.join(LEVELS)}, divided by commas; got {word!r}.")
+            raise OptionError(f"levels must be some of {', '.join(LEVELS)}, separated by commas; got {word!r}.")
     return [LEVELS[word]() for word in words]
 
 

@@ -48,7 +48,7 @@ def test_every_input_is_one_row_and_a_broken_one_holds_its_error(job, rows_in, p
     assert [row["path"] for row in rows] == [f"{job.source}#{number}" for number in range(121)]
     assert [number for number, row in enumerate(rows) if row["error"]] == [50]
     assert rows[50]["label"] is None
-    assert rows[50]["error"] == "image is no image, or of a kind that Pillow does not know, whatever it is named."
+    assert rows[50]["error"] == "image is not an image, or has a format that Pillow does not know."
     assert {row["views"] for row in rows} == {None, 17}
     assert {row["model_fingerprint"] for row in rows} == {model_fingerprint(load(MODEL), MODEL)}
     assert (run.count, run.shards, run.errors()) == (121, 5, 1)

@@ -21,6 +21,12 @@ def test_a_cell_shows_the_picture_before_and_after(tmp_path):
     assert middles(page) == [(255, 0, 0), (0, 0, 255)]
 
 
+def test_a_small_picture_is_enlarged_so_that_it_can_be_seen(tmp_path):
+    Image.new("RGB", (28, 20), "red").save(tmp_path / "small.png")
+    page = sheet([Cell(tmp_path / "small.png", tmp_path / "small.png", "left as it came")])
+    assert page.getpixel((GAP + 2, GAP + THUMB // 2)) == (255, 0, 0), "as wide as its place"
+
+
 def test_a_file_that_failed_is_not_decoded_again(tmp_path):
     Image.new("RGB", (40, 40), "red").save(tmp_path / "slow.png")
     page = sheet([Cell(tmp_path / "slow.png", None, "failed")])

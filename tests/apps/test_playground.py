@@ -42,7 +42,7 @@ def play():
     return Play(digits_stage())
 
 
-def cards(play, example, *sliders, method="headtilt"):
+def cards(play, example, *sliders, method="headtilt, fitted"):
     image = play.tilted(example, *sliders)
     results = {name: robust.search(image) for name, robust in play.stage.methods.items()}
     return {card.name: card for card in cards_of(results, play.names, example.truth, play.stage.notes, method)}
@@ -53,15 +53,15 @@ def test_upright_digits_are_right_by_the_bare_model_and_by_headtilt(play):
     for example in play.stage.examples:
         found = cards(play, example, *UPRIGHT)
         assert found["bare model"].right
-        assert found["headtilt"].right
+        assert found["headtilt, fitted"].right
 
 
 def test_the_first_example_turned_is_wrong_by_the_bare_model_and_right_by_headtilt(play):
     found = cards(play, play.first(), FIRST, 1, 0)
-    assert (found["bare model"].right, found["headtilt"].right) == (False, True)
+    assert (found["bare model"].right, found["headtilt, fitted"].right) == (False, True)
     assert found["bare model"].views == 1
-    assert found["headtilt"].views > 1
-    assert list(found) == ["bare model", "arg-max energy", "paper's ITS³", "balanced energy", "headtilt"]
+    assert found["headtilt, fitted"].views > 1
+    assert list(found) == ["bare model", "arg-max energy", "the paper's ITS³", "balanced energy", "headtilt, fitted"]
     assert [card.chosen for card in found.values()] == [False] * 4 + [True]
 
 
@@ -73,10 +73,10 @@ def test_the_bundle_that_comes_with_it_reads_tilted_digits():
     assert (robust.search(data.floats()).labels == data.labels).float().mean() > 0.97
 
 
-@pytest.mark.parametrize("method", ["arg-max energy", "paper's ITS³", "balanced energy", "headtilt"])
+@pytest.mark.parametrize("method", ["arg-max energy", "the paper's ITS³", "balanced energy", "headtilt, fitted"])
 def test_every_method_can_be_looked_inside(play, method):
     _, inside = play.show(play.first(), 75, 1.1, 0.1, method)
-    kind = "views seen" if method in ("balanced energy", "headtilt") else "search tree"
+    kind = "views seen" if method in ("balanced energy", "headtilt, fitted") else "search tree"
     assert f'alt="{html.escape(f"{kind}, {method}")}"' in inside
     assert "data:image/png;base64," in inside
 
@@ -91,7 +91,7 @@ def test_each_method_searches_once_and_the_picture_is_of_that_very_search(play, 
 
     monkeypatch.setattr(ITS, "search", counted)
     monkeypatch.setattr("headtilt.plot.views", lambda result, *_, **__: drawn.append(result) or new_figure(1, 1))
-    play.show(example, 101, 1, 0, "headtilt")
+    play.show(example, 101, 1, 0, "headtilt, fitted")
     assert len(seen) == len(play.stage.methods)
     assert drawn[0] is seen[-1]
     play.show(example, 101, 1, 0, "arg-max energy")
@@ -100,14 +100,14 @@ def test_each_method_searches_once_and_the_picture_is_of_that_very_search(play, 
 
 def test_cards_speak_of_turns_in_one_way_and_count_passes(play):
     found = cards(play, play.first(), 100, 1, 0)
-    degrees = int(re.match(r"turned by \+(\d+)°, turned back by −(\d+)°", found["headtilt"].tilt)[1])
-    assert f"turned back by −{degrees}°" in found["headtilt"].tilt
+    degrees = int(re.match(r"turned by \+(\d+)°, turned back by −(\d+)°", found["headtilt, fitted"].tilt)[1])
+    assert f"turned back by −{degrees}°" in found["headtilt, fitted"].tilt
     assert abs(degrees - 100) < 25
-    shown, _ = play.show(play.first(), 100, 1, 0, "headtilt")
+    shown, _ = play.show(play.first(), 100, 1, 0, "headtilt, fitted")
     assert "views × 10 passes" in shown
-    upright = cards(play, play.stage.examples[3], *UPRIGHT)["headtilt"].tilt
+    upright = cards(play, play.stage.examples[3], *UPRIGHT)["headtilt, fitted"].tilt
     assert "found upright, left as it came" in upright
-    same = [card.colour for card in found.values() if card.label == found["headtilt"].label]
+    same = [card.colour for card in found.values() if card.label == found["headtilt, fitted"].label]
     assert len(set(same)) == 1
     assert found["bare model"].colour not in same
 
@@ -124,28 +124,28 @@ def test_tilting_turns_clockwise_by_the_slider(play):
 def test_a_broken_upload_is_told_and_what_was_there_stays(play, tmp_path):
     before = play.stage.examples[3]
     (tmp_path / "broken.png").write_bytes(b"not an image")
-    after, message, *_ = play.receive(str(tmp_path / "broken.png"), before, "headtilt")
+    after, message, *_ = play.receive(str(tmp_path / "broken.png"), before, "headtilt, fitted")
     assert after is before
     assert 'role="alert"' in message
-    assert "broken.png is no image" in message
+    assert "broken.png is not an image" in message
     assert str(tmp_path) not in message
     Image.new("RGB", (90, 60), "white").save(tmp_path / "fine.png")
-    after, message, *sliders, _, inside = play.receive(str(tmp_path / "fine.png"), before, "headtilt")
+    after, message, *sliders, _, inside = play.receive(str(tmp_path / "fine.png"), before, "headtilt, fitted")
     assert (after.name, after.truth, message, sliders) == ("fine.png", None, "", [0, 1, 0])
     assert after.image.shape == (1, 28, 28)
-    assert "views seen, headtilt" in inside
+    assert "views seen, headtilt, fitted" in inside
 
 
 def test_a_photograph_for_a_model_of_digits_comes_with_a_hint(play, tmp_path):
     Image.new("RGB", (400, 300), "orange").save(tmp_path / "photo.png")
-    after, message, *_ = play.receive(str(tmp_path / "photo.png"), play.stage.examples[0], "headtilt")
+    after, message, *_ = play.receive(str(tmp_path / "photo.png"), play.stage.examples[0], "headtilt, fitted")
     assert after.name == "photo.png"
     assert "this looks like a photograph (400×300, in colour)" in message
 
 
 def test_what_comes_from_outside_is_escaped(play):
     assert "<script>" not in alert("<script>alert(1)</script>")
-    card = cards(play, play.first(), *UPRIGHT)["headtilt"]
+    card = cards(play, play.first(), *UPRIGHT)["headtilt, fitted"]
     assert "<b>x" not in cards_html([type(card)(**{**card.__dict__, "label": "<b>x"})])
 
 
@@ -173,13 +173,13 @@ def test_a_model_of_ones_own_brings_its_examples_and_its_bundle(tmp_path, monkey
     (tmp_path / "photos/dark/broken.png").write_bytes(b"")
     stage = own_stage("python:greynet:make", None, tmp_path / "photos")
     assert [example.truth for example in stage.examples] == [0, 1]
-    assert list(stage.methods) == ["arg-max energy", "paper's ITS³", "headtilt, unfitted"]
+    assert list(stage.methods) == ["arg-max energy", "the paper's ITS³", "headtilt, unfitted"]
     own = Play(stage)
     assert own.names == ["dark", "light"]
     assert all(card.right for card in cards(own, stage.examples[1], 33, 1, 0).values())
     next(iter(stage.methods.values())).save(tmp_path / "bundle")
     with_bundle = own_stage("python:greynet:make", tmp_path / "bundle", None)
-    assert list(with_bundle.methods)[-1] == "headtilt"
+    assert list(with_bundle.methods)[-1] == "headtilt, fitted"
     assert isinstance(with_bundle.adapted, Adapted)
     (tmp_path / "empty").mkdir()
     with pytest.raises(OptionError, match="examples must be a folder with images"):
@@ -273,19 +273,19 @@ def until(page, condition):
 def test_an_example_turned_by_120_degrees_is_lost_on_the_bare_model_and_not_on_headtilt(page):
     page.locator("#ht-examples button.thumbnail-item").nth(7).click()
     turn(page, 0)
-    until(page, lambda: (answer(page, "bare model"), answer(page, "headtilt")) == ("7", "7"))
+    until(page, lambda: (answer(page, "bare model"), answer(page, "headtilt, fitted")) == ("7", "7"))
     turn(page, 120)
     until(page, lambda: answer(page, "bare model") != "7")
-    assert answer(page, "headtilt") == "7"
+    assert answer(page, "headtilt, fitted") == "7"
     assert page.locator('.ht-card[data-method="bare model"]').get_attribute("class").split()[1] == "wrong"
-    assert page.locator('.ht-card[data-method="headtilt"]').get_attribute("class").split()[1] == "right"
+    assert page.locator('.ht-card[data-method="headtilt, fitted"]').get_attribute("class").split()[1] == "right"
 
 
 def test_the_method_that_is_looked_inside_can_be_changed(page):
-    assert page.locator("#ht-tree img").get_attribute("alt") == "views seen, headtilt"
-    page.get_by_label("paper's ITS³", exact=True).check()
-    until(page, lambda: page.locator("#ht-tree img").get_attribute("alt") == "search tree, paper's ITS³")
-    assert page.locator(".ht-card.chosen h3").inner_text() == "paper's ITS³"
+    assert page.locator("#ht-tree img").get_attribute("alt") == "views seen, headtilt, fitted"
+    page.get_by_label("the paper's ITS³", exact=True).check()
+    until(page, lambda: page.locator("#ht-tree img").get_attribute("alt") == "search tree, the paper's ITS³")
+    assert page.locator(".ht-card.chosen h3").inner_text() == "the paper's ITS³"
 
 
 def test_a_broken_file_is_told_in_words_and_a_good_one_is_shown(page, tmp_path, pngs):
@@ -294,7 +294,7 @@ def test_a_broken_file_is_told_in_words_and_a_good_one_is_shown(page, tmp_path, 
     page.locator("#ht-drop input[type=file]").set_input_files(tmp_path / "broken.png")
     alarm = page.locator("#ht-message [role=alert]")
     alarm.wait_for()
-    assert "broken.png is no image" in alarm.inner_text()
+    assert "broken.png is not an image" in alarm.inner_text()
     assert "Try a PNG or JPEG file." in alarm.inner_text()
     assert page.locator(".ht-sign").first.inner_text() in ("✓", "✗")
     page.reload()

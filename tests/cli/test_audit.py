@@ -28,7 +28,7 @@ def test_a_test_set_that_a_pipeline_transposed_is_found_out(call):
     assert result.exit_code == 3
     assert "Images arrive transposed." in result.stdout
     assert "swap rows and columns" in result.stdout
-    assert "is no image" in result.stderr
+    assert "is not an image" in result.stderr
     assert Path("audit.png").read_bytes().startswith(b"\x89PNG")
 
 

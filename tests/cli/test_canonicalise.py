@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -166,7 +167,7 @@ def test_the_suffix_follows_the_format(tmp_path):
 def test_nothing_is_overwritten_without_force_and_no_original_ever(tmp_path):
     smooth(40, 40).save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"precious")
-    with pytest.raises(DataError, match="exists already; --force"):
+    with pytest.raises(DataError, match=r"exists already\. Add --force"):
         write_upright(tmp_path / "a.png", tmp_path / "b.png", turn(45))
     assert (tmp_path / "b.png").read_bytes() == b"precious"
     write_upright(tmp_path / "a.png", tmp_path / "b.png", turn(45), force=True)
@@ -289,6 +290,8 @@ def test_a_bundle_turns_only_what_its_gate_is_sure_of_and_the_sheet_shows_it(cal
     assert json.loads(Path("out/headtilt-report/report.json").read_text(encoding="utf-8")) == rows
     with Image.open("out/headtilt-report/sheet-1.png") as sheet:
         assert sheet.size == (5 * 270, 5 * 174)
+    said = call("canonicalise", "in", "--model", "zoo:digits:0", "--bundle", PACKAGED, "--out", "again").stdout
+    assert re.search(r"turned back by −90°, angle \d+ % probable", said)
     doubting = ("--out", "sure", "--json", "--min-confidence", "1")
     result = call("canonicalise", "in", "--model", "zoo:digits:0", "--bundle", PACKAGED, *doubting)
     assert {row["how"] for row in json.loads(result.stdout)} == {"copied"}
@@ -302,7 +305,7 @@ def test_the_command_turns_pictures_upright_and_says_where_they_are(call, topsid
     assert result.exit_code == 1
     rows = {row["path"]: row for row in json.loads(result.stdout)}
     assert rows["in/broken.png"]["out"] is None
-    assert "is no image" in rows["in/broken.png"]["error"]
+    assert "is not an image" in rows["in/broken.png"]["error"]
     for name in ("upright", "over"):
         assert rows[f"in/{name}.png"]["out"] == f"out/{name}.png"
         copy = read(f"out/{name}.png")

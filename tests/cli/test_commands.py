@@ -141,18 +141,18 @@ def test_train_says_where_weights_are_that_it_need_not_train(call):
     result = call("train", "digits", "--device", "cpu")
     said = " ".join(result.stdout.split())
     assert re.search(r"digits:0 (9\d\.\d\d|100\.00) %", said)
-    assert "digits-0.safetensors (were there already)" in said
+    assert "digits-0.safetensors (already there)" in said
 
 
 def test_train_says_that_packaged_weights_come_first(call, monkeypatch, tmp_path):
     monkeypatch.setitem(RECIPES, "digits", Recipe(1))
     result = call("train", "digits", "--force", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "goes on using the packaged weights" in result.stdout
+    assert "still uses the packaged weights" in result.stdout
     assert (tmp_path / "cache" / "zoo" / "digits-0.safetensors").exists()
     fresh = call("train", "digits", "--seed", "99", "--device", "cpu")
     assert "note:" not in fresh.stdout
-    assert "were there already" in call("train", "digits", "--seed", "99", "--device", "cpu").stdout
+    assert "already there" in call("train", "digits", "--seed", "99", "--device", "cpu").stdout
 
 
 def test_doctor_says_what_is_there_and_what_is_not(call, tmp_path, monkeypatch):
@@ -215,11 +215,16 @@ def test_flags_take_no_value_and_show_none(name, call):
     assert "--help" in shown
 
 
+def test_help_lists_what_a_newcomer_needs_first(call):
+    said = call("--help").stdout
+    places = [said.index(f"{name} ") for name in ("demo", "classify", "fit", "predict", "evaluate")]
+    assert places == sorted(places)
+
+
 def test_paragraphs_of_help_are_not_broken_where_the_source_is(call):
-    assert "judged on images that had no part in each fit. The model itself" in " ".join(
-        call("fit", "--help").stdout.split()
-    )
-    assert "each fit. The\n" not in call("fit", "--help").stdout.replace(" \n", "\n")
+    said = call("fit", "--help").stdout
+    assert "measured on images that were held out. The model itself" in " ".join(said.split())
+    assert "that were held\n" not in said.replace(" \n", "\n")
 
 
 def test_make_help_lists_every_goal_that_says_what_it_does():

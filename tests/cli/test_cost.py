@@ -18,7 +18,7 @@ def test_a_table_and_a_picture_say_what_budgets_cost(call):
     result = call("cost", "in", *MODEL, "--budget", "4", "--picture", "cost.png")
     assert result.exit_code == 0
     assert "over 6 images on cpu" in result.stdout
-    assert "broken.png is no image" in result.stderr
+    assert "broken.png is not an image" in result.stderr
     assert Path("cost.png").read_bytes().startswith(b"\x89PNG")
     told = json.loads(call("cost", "in", *MODEL, "--budget", "4", "--images", "3", "--json").stdout)
     assert told["images"] == 3

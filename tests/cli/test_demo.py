@@ -56,7 +56,7 @@ def test_the_table_shows_what_the_report_holds(demo):
 def test_it_says_why_and_shows_one_digit_in_words(demo):
     result, _, _ = demo
     said = " ".join(result.stdout.split())
-    assert "energy favours some classes whatever the pose" in said
+    assert "energy prefers some classes in any pose" in said
     words = re.search(
         r"turned by [+−]\d+\.\d°[^→]*→ digit (\d) \(\d+\.\d%\), 48 views.* in truth: .*?, digit (\d)", said
     )

@@ -118,7 +118,7 @@ def test_a_folder_of_broken_files_is_worked_through_to_its_end_with_a_report(cal
     assert all(rows[f"trouble/{name}"]["label"] == "Red" for name in fine)
     for name, said in {
         "empty 3.jpg": "is empty",
-        "letter 2.png": "is no image",
+        "letter 2.png": "is not an image",
         "cut 5.jpg": "could not be decoded",
         "bomb.png": "bomb",
         "dangling.jpg": "does not exist",
@@ -128,7 +128,7 @@ def test_a_folder_of_broken_files_is_worked_through_to_its_end_with_a_report(cal
         assert name in row["error"]
         assert row["label"] is row["score"] is None
     assert f"{count - 4} of {count} files failed." in result.stderr
-    assert "1 files passed over that are not named as images: 1 × .txt." in result.stderr
+    assert "1 files were skipped, because their names are not those of images: 1 × .txt." in result.stderr
 
 
 def test_a_file_name_that_is_no_text_can_be_printed(call, photographs, tmp_path):
@@ -148,13 +148,13 @@ def test_a_file_name_that_is_no_text_can_be_printed(call, photographs, tmp_path)
     ("words", "said"),
     [
         (["classify", "nofolder/", *COLOURS], None),
-        (["classify", "empty", *COLOURS], "no images were found in empty"),
+        (["classify", "empty", *COLOURS], "no images were found in empty. Image files end in .jpg"),
         (["classify", "images", "--model", "magic:x"], "model must be one of hf:NAME"),
         (["classify", "images", *COLOURS, "--csv", "--json"], "--csv and --json exclude each other"),
         (["classify", "images", *COLOURS, "--levels", "spin"], "levels must be some of rotation, scale"),
         (["classify", "images", *COLOURS, "--levels", ","], "levels must be some of rotation, scale"),
         (["classify", "images", *COLOURS, "--preset", "magic"], "preset must be one of fast, accurate"),
-        (["classify", "images", *COLOURS, "--bundle", "b", "--levels", "scale"], "come with --bundle"),
+        (["classify", "images", *COLOURS, "--bundle", "b", "--levels", "scale"], "cannot be combined with --bundle"),
         (["classify", "images", *COLOURS, "--bundle", "b"], "b is no bundle"),
         (["explain", "images/red/0.png", *COLOURS, "--out", "x.gif"], "out must be one of '.png', '.svg'"),
         (["explain", "images/nosuch.png", *COLOURS], "does not exist"),
@@ -198,7 +198,7 @@ def test_fit_then_classify_reads_lying_digits_and_says_how_they_lie(call, digits
     assert "wrote bundle" in fitted.stdout
     again = call("fit", "upright", *DIGITS, "--out", "bundle", "--method", "balance")
     assert again.exit_code == 2
-    assert "--force replaces it" in again.stderr
+    assert "To replace it, add --force" in again.stderr
     other = ("classify", "lying", "--model", "zoo:digits:1", "--bundle", "bundle", "--json")
     refused = call(*other)
     assert refused.exit_code == 2
@@ -267,7 +267,7 @@ def test_fit_passes_over_broken_files_and_reads_photographs_larger_than_the_crop
     assert seen["shape"] == (12, 3, 29, 29), "20 · 10 / 7"
     assert seen["recipe"] == replace(thorough(), hidden=7, pose=0.1)
     assert (seen["crop"], seen["promise"]) == (20, 0.5)
-    assert "broken.png is no image" in " ".join(result.stderr.split())
+    assert "broken.png is not an image" in " ".join(result.stderr.split())
 
 
 def test_photographs_are_what_is_padded_by_reflection_or_large_and_in_colour():
@@ -309,7 +309,7 @@ def test_fit_says_what_it_will_cost_before_it_starts_and_what_it_is_worth_at_its
     result = call("fit", "upright", *DIGITS, "--out", "b", "--preset", "fast", "--hidden", "16", "--looks", "1")
     assert result.exit_code == 0, result.output
     said = result.stdout.splitlines()
-    assert re.fullmatch(r"150 images, about [\d,]+ views, some \d+ (s|min) here", said[0])
+    assert re.fullmatch(r"150 images, about [\d,]+ views, about \d+ (s|min) on this machine", said[0])
     report = json.loads(Path("b/headtilt.json").read_text(encoding="utf-8"))["report"]
     views = int(re.search(r"about ([\d,]+)", said[0])[1].replace(",", ""))
     assert views == pytest.approx(report["views"], rel=0.05)
@@ -339,6 +339,20 @@ def test_a_fit_whose_gate_keeps_nearly_everything_says_what_to_do():
     _print_verdict(Console(file=held, width=200), report)
     assert "Fit on more images" in held.getvalue()
     assert verdict({}) == []
+
+
+def test_a_fit_on_too_few_images_for_a_head_says_so_and_canonicalise_says_why_it_refuses(call, digits):
+    for path in sorted(Path("upright").iterdir())[40:]:
+        path.unlink()
+    fitted = call("fit", "upright", *DIGITS, "--out", "b")
+    assert fitted.exit_code == 0, fitted.output
+    said = " ".join(fitted.stderr.split())
+    assert "40 images are too few for a head, which needs 50: a balance was fitted" in said
+    refused = call("canonicalise", "lying", *DIGITS, "--bundle", "b", "--out", "out")
+    assert refused.exit_code == 2
+    assert "this one holds a balance" in " ".join(refused.stderr.split())
+    meant = call("fit", "upright", *DIGITS, "--out", "c", "--method", "balance")
+    assert "too few" not in meant.output
 
 
 def test_a_terminal_gets_one_bar_for_the_whole_fit(call, digits, monkeypatch):

@@ -60,7 +60,7 @@ def test_check_is_content_where_nothing_is_stale(call, here):
 def test_an_item_must_be_named(call):
     result = call("reproduce")
     assert result.exit_code == 2
-    assert "NAME must be an item or all" in " ".join(result.stderr.split())
+    assert "NAME is missing: give an item or all" in " ".join(result.stderr.split())
 
 
 def test_an_evaluation_writes_the_file_that_is_named(call, here):

@@ -178,7 +178,7 @@ def test_hardening_that_was_not_run_is_named(monkeypatch):
         blocks, "stored", lambda name: {"command": "x", "findings": 0} if name == "hardening-fuzz" else None
     )
     text = blocks.tested()
-    assert "## Fuzzing" in text
+    assert "<summary>Fuzzing</summary>" in text
     assert "| findings | 0 |" in text
     assert "mutation testing" in text.partition(figures.NEVER)[2]
 

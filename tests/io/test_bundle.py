@@ -283,7 +283,7 @@ def test_a_save_needs_a_place_of_its_own_and_replaces_a_bundle_only_where_asked(
         with pytest.raises(ht.OptionError, match=r"holds thesis\.txt"):
             ht.ITS(Net()).save(tmp_path / "full", overwrite=overwrite)
     ht.ITS(Net(), gate=1.0).save(tmp_path / "bundle")
-    with pytest.raises(ht.OptionError, match="overwrite=True or --force replaces it"):
+    with pytest.raises(ht.OptionError, match=r"To replace it, add --force \(overwrite=True in Python\)"):
         ht.ITS(Net(), gate=2.0).save(tmp_path / "bundle")
     assert ht.ITS.load(tmp_path / "bundle", Net()).gate.margin == 1.0
     ht.ITS(Net(), gate=2.0).save(tmp_path / "bundle", overwrite=True)

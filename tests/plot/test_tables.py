@@ -30,6 +30,10 @@ class TestBars:
         assert axes.get_title(loc="left") == "Digits"
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["upright images"]
 
+    def test_a_number_is_rounded_as_it_is_where_per_cents_are_counted(self):
+        axes = plot.bars({"TTA, mean": {"accuracy": 27.25 / 100}}, title="t").axes[0]
+        assert texts(axes) == ["TTA, mean", f"{27.25:.1f}"]
+
     def test_the_first_method_is_on_top_and_bars_start_at_zero(self):
         axes = plot.bars(self.TABLE, title="t").axes[0]
         assert axes.get_ylim() == (2.5, -0.5)

@@ -58,7 +58,7 @@ def test_a_process_gives_the_very_pixels_that_reading_here_gives(decoders, tmp_p
 def test_errors_come_back_with_the_name_that_was_given(decoders, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"^broken\.png is no image"):
+    with pytest.raises(DataError, match=r"^broken\.png is not an image"):
         decoders.submit("broken.png", SQUARE).result()
     with pytest.raises(DataError, match=r"^nosuch\.png does not exist"):
         decoders.submit("nosuch.png", SQUARE).result()

@@ -232,7 +232,7 @@ def test_an_exported_program_cannot_bring_pickled_code_along(tmp_path, images):
 def test_a_file_that_is_none_says_so(tmp_path, scheme):
     if scheme == "onnx":
         pytest.importorskip("onnxruntime", reason="needs the extra headtilt[onnx]")
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is not a file"):
         door.load(f"{scheme}:{tmp_path / 'nosuch'}")
     (tmp_path / "broken").write_bytes(b"not a network")
     with pytest.raises(DataError, match="cannot be read"):

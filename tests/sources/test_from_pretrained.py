@@ -55,7 +55,7 @@ def test_a_bundle_brings_its_search_and_answers_as_it_did(tmp_path, digits):
 def test_a_bundle_takes_no_other_options_and_no_other_model(tmp_path, digits):
     robust = ht.from_pretrained("zoo:digits:0", **ht.fast([ht.rotation()]))
     robust.fit(digits, method="balance", promise=None).save(tmp_path / "b")
-    with pytest.raises(ht.OptionError, match="search, levels: these come with the bundle"):
+    with pytest.raises(ht.OptionError, match="search, levels cannot be combined with bundle"):
         ht.from_pretrained("zoo:digits:0", bundle=tmp_path / "b", search=ht.Tree(samples=5), levels=[ht.rotation()])
     other = door.load("zoo:digits:0")
     other.model.add_module("cut", torch.nn.Identity())

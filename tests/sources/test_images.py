@@ -145,7 +145,7 @@ def png(width: int, height: int) -> bytes:
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"Dear diary, ...", "is no image"),
+        (b"Dear diary, ...", "is not an image"),
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "broken.jpg"),
         (png(9_500, 10_000), "could not be decoded"),
         (png(12_000, 12_000), "has 12000×12000 pixels, more than 100,000,000"),

@@ -89,7 +89,7 @@ def test_a_search_around_it_names_the_classes(checkpoint):
 def test_classes_must_be_named_for_it_and_for_it_alone(checkpoint, tmp_path):
     with pytest.raises(OptionError, match="needs labels"):
         ht.from_pretrained(f"hf-zeroshot:{checkpoint}")
-    with pytest.raises(OptionError, match="brings its own labels"):
+    with pytest.raises(OptionError, match="has its own labels"):
         ht.from_pretrained("zoo:digits", labels=LABELS)
     with pytest.raises(OptionError, match="at least two classes"):
         ht.from_pretrained(f"hf-zeroshot:{checkpoint}", labels=["cat"])

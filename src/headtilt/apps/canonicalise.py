@@ -12,6 +12,7 @@ import torch
 from headtilt.apps.contact_sheet import FAILED, LEFT, TURNED, Cell
 from headtilt.apps.rows import Row, answers
 from headtilt.apps.upright_copy import Written, write_upright
+from headtilt.calibration.fitter import FEWEST_FOR_HEAD
 from headtilt.calibration.head import OrbitHead
 from headtilt.errors import DataError, OptionError
 from headtilt.its import ITS
@@ -42,13 +43,17 @@ def targets(found: Survey, out: Path) -> dict[Path, Path]:
 
 
 def check_fitted(robust: ITS, *, unfitted: bool) -> None:
-    """Raise `OptionError` where nobody can tell how sure a pose is, unless that is wanted."""
-    if not unfitted and not isinstance(robust.calibrator, OrbitHead):
-        raise OptionError(
-            "canonicalise needs a bundle with a fitted head: without one the search turns upright images, too, and "
-            "nobody knows how sure it is. Fit one on upright images: headtilt fit FOLDER --model SPEC --out BUNDLE, "
-            "then add --bundle BUNDLE. Or add --unfitted and look at the contact sheet."
-        )
+    """Raise `OptionError` where nothing tells how sure a pose is, unless that is wanted."""
+    if unfitted or isinstance(robust.calibrator, OrbitHead):
+        return
+    held, images = robust.report.get("method"), robust.report.get("images")
+    this = "" if held is None else f" (this one holds a {held}, fitted on {images} images)"
+    raise OptionError(
+        f"canonicalise needs a bundle with a fitted head{this}. Without a head, the search also turns upright images, "
+        f"and nothing says how sure a pose is. Fit one on {FEWEST_FOR_HEAD} upright images or more: "
+        "headtilt fit FOLDER --model SPEC --out BUNDLE. Then add --bundle BUNDLE. Or add --unfitted, and check the "
+        "contact sheet."
+    )
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,16 @@ class Copy:
         return self.written is not None and self.written.how != "copied"
 
     def words(self) -> str:
-        """Return what was done: "turned back by −90°, 97 % sure"."""
+        """Return what was done: "turned back by −90°, angle 97 % probable".
+
+        The gate was sure that the image is tilted; the probability is that of the angle.
+        """
         if self.written is None:
             return "failed"
         if not self.turned:
             return "left as it came"
         back = f"{-self.written.degrees:+.0f}°".replace("-", "−").replace("+0°", "0°")
-        sure = "unfitted" if self.confidence is None else f"{self.confidence:.0%} sure"
+        sure = "unfitted" if self.confidence is None else f"angle {self.confidence:.0%} probable"
         return f"turned back by {back}, {sure}".replace("%", " %")
 
     def as_dict(self) -> dict[str, Any]:

@@ -85,5 +85,10 @@ def _thumbnail(path: Path | None) -> Image:
         small = blank if path is None else upright(path)
     except Exception:  # what cannot be read any more has no picture
         return blank
+    if max(small.size) < THUMB:  # enlarged as it is, pixel by pixel
+        factor = THUMB / max(small.size)
+        return small.resize(
+            (round(small.width * factor) or 1, round(small.height * factor) or 1), Image.Resampling.NEAREST
+        )
     small.thumbnail((THUMB, THUMB))
     return small

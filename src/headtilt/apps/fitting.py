@@ -53,10 +53,11 @@ class Cost:
     seconds: float
 
     def words(self) -> str:
-        """Return it as a line: "300 images, about 29,000 views, some 5 min here"."""
+        """Return it as a line: "300 images, about 29,000 views, about 5 min on this machine"."""
         digits = max(len(str(self.views)) - 2, 0)
         views = round(self.views, -digits)
-        return f"{self.images:,} images, about {views:,} views, some {duration(max(self.seconds, 1.0))} here"
+        time = duration(max(self.seconds, 1.0))
+        return f"{self.images:,} images, about {views:,} views, about {time} on this machine"
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,16 @@ def _timed(work: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start
+
+
+def fallback(method: str, report: dict[str, Any]) -> str | None:
+    """Return a sentence where something simpler was fitted than the head that was asked for; None otherwise."""
+    if method != "head" or report.get("method", "head") == "head":
+        return None
+    return (
+        f"{report['images']} images are too few for a head, which needs {FEWEST_FOR_HEAD}: a {report['method']} was "
+        "fitted. It improves labels, but canonicalise needs a head. Give more upright images."
+    )
 
 
 def verdict(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -80,6 +80,6 @@ def bundle_fingerprint(folder: str | None) -> str | None:
     for name in (bundles.CONFIG, bundles.TENSORS):
         path = Path(folder) / name
         if not path.is_file():
-            raise DataError(f"{folder} is no bundle: it has no {name}. Write one with robust.save(folder).")
+            raise DataError(f"{folder} is no bundle: it has no {name}. {bundles.HOW_TO_WRITE}")
         digest.update(digest_of(path).encode())
     return digest.hexdigest()

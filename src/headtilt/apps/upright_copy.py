@@ -74,7 +74,7 @@ def write_upright(source: Path, target: Path, pose: Tensor, *, force: bool = Fal
     if target.exists() and target.samefile(source):
         raise DataError(f"{target} is the original itself. Give another folder for the copies.")
     if target.exists() and not force:
-        raise DataError(f"{target} exists already; --force replaces it.")
+        raise DataError(f"{target} exists already. Add --force to replace it.")
     target.parent.mkdir(parents=True, exist_ok=True)
     tags = tag_only and kind in TAGGED and image.format in ("JPEG", "MPO", "PNG")
     if untouched or (turns == 0 and tags):

@@ -46,7 +46,9 @@ class Promise:
         for name in ("upright", "tilted", "turned"):
             value = getattr(self, name)
             if not is_number(value) or not 0 <= float(value) <= 100:
-                raise OptionError(f"{name} must be points between 0 and 100; got {value!r}.")
+                raise OptionError(
+                    f"promise: {name} must be points between 0 and 100; got {value!r}. For no gate use promise=None."
+                )
             object.__setattr__(self, name, float(value))
 
 
@@ -204,7 +206,9 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     if is_number(gate):
         return Gate(float(gate))
     if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
-        raise OptionError(f'gate must be a number of log-odds, "cautious", a Gate or None; got {gate!r}.')
+        raise OptionError(
+            f'gate must be a number of log-odds, "cautious", a Gate or None; got {gate!r}. For no gate use None.'
+        )
     return cast(Gate | None, gate)
 
 

@@ -22,16 +22,29 @@ import headtilt
 from headtilt.errors import HeadtiltError
 
 Tell = Callable[[str, int, int], None]
+# Commands as help lists them: what a newcomer needs stands first.
+PANELS = {
+    "Start": ("demo", "playground", "doctor"),
+    "Your images": ("classify", "explain", "fit", "canonicalise", "audit", "cost"),
+    "Many images": ("predict", "serve"),
+    "Research": ("evaluate", "train", "reproduce"),
+}
 
 
 class Guarded(TyperGroup):
     """Commands whose errors are one line: ``error: …`` and exit code 2; 130 after Ctrl-C."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, in the order of `PANELS`."""
+        listed = [name for names in PANELS.values() for name in names]
+        return sorted(super().list_commands(ctx), key=listed.index)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command of a name, with its help as people should read it."""
-        found = super().get_command(ctx, cmd_name)
+        found: Any = super().get_command(ctx, cmd_name)
         if found is not None:
             found.help = unwrapped(found.help)
+            found.rich_help_panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
             hide_types_of_flags([*found.params, found.get_help_option(ctx)])
         return found
 
@@ -74,7 +87,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="[dim]$[/dim] headtilt demo\n\n[dim]$[/dim] headtilt evaluate digits --networks 2",
+    epilog="[bold]Examples[/bold]\n\n"
+    "[dim]$[/dim] headtilt demo\n\n"
+    "[dim]$[/dim] headtilt fit upright-photos/ --model hf:microsoft/resnet-18 --out fitted\n\n"
+    "[dim]$[/dim] headtilt classify tilted.jpg --model hf:microsoft/resnet-18 --bundle fitted",
 )
 
 
@@ -94,14 +110,16 @@ def root(
     """Make any trained image classifier robust to rotation, scale and shear at inference, without retraining."""
 
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …; auto is the GPU where there is one.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, … With auto, the GPU if there is one.")]
 Data = Annotated[
     list[Path] | None,
-    typer.Option("--data", metavar="FOLDER", help="Where to look for data, once or more; else HEADTILT_DATA."),
+    typer.Option(
+        "--data", metavar="FOLDER", help="Folder with data sets; may be given several times. Default: HEADTILT_DATA."
+    ),
 ]
 MOST_SEED = 2**32 - 1  # numpy takes no more
-Seed = Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seeds tilts and everything that is fitted.")]
-Limit = Annotated[int, typer.Option(min=0, help="Most test images, chosen at random but always the same; 0 for all.")]
+Seed = Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of all random choices.")]
+Limit = Annotated[int, typer.Option(min=0, help="Maximum number of test images, always the same ones; 0 for all.")]
 
 
 @contextmanager

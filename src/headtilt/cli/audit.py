@@ -21,11 +21,11 @@ from headtilt.cli.options import (
     Size,
     Spec,
     check_picture,
+    no_images,
     note,
     opened_model,
     write_picture,
 )
-from headtilt.errors import OptionError
 
 if TYPE_CHECKING:
     from headtilt.apps.audit import Audit
@@ -37,28 +37,28 @@ NOT_UPRIGHT = 3  # exit code of --strict
     epilog="[bold]Examples[/bold]\n\n"
     "[dim]$[/dim] headtilt audit uploads/ --model hf:google/vit-base-patch16-224\n\n"
     "[dim]$[/dim] headtilt audit test-set/ --model onnx:net.onnx --strict --json > audit.json\n\n"
-    "Exit codes: 0 all well, 2 nothing could be done, 3 with --strict where images do not arrive upright."
+    "Exit codes: 0 success, 2 error, 3 with --strict if images do not arrive upright."
 )
 def audit(
     files: Files,
     model: Spec,
     bundle: Bundle = None,
-    images: Annotated[int, typer.Option(min=1, help="Most images to look at, chosen at random.")] = 200,
+    images: Annotated[int, typer.Option(min=1, help="Maximum number of images, chosen at random.")] = 200,
     any_angle: Annotated[
-        bool, typer.Option("--any-angle", help="Search for angles between the quarter turns, too: takes longer.")
+        bool, typer.Option("--any-angle", help="Also search angles between the quarter turns. Takes longer.")
     ] = False,
     picture: Picture = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 unless images arrive upright.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 unless images arrive upright.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     seed: Seed = 0,
     device: Device = "auto",
     size: Size = None,
     labels: Labels = None,
 ) -> None:
-    """Say whether a source feeds the model its images upright, turned, mirrored or mixed; no labels are needed.
+    """Check whether images arrive upright, turned, mirrored or mixed. Needs no labels.
 
-    Dozens of images vote, each seen in the eight orientations of quarter turns and mirrors. A bundle makes the votes
-    sharper; without one the model's own confidence has to do.
+    The model sees each image in eight orientations: four quarter turns, each also mirrored. Dozens of images vote. With
+    a bundle the votes are more reliable; without one the model's own confidence is used.
     """
     from headtilt import plot
     from headtilt.apps import audit as auditing
@@ -67,7 +67,7 @@ def audit(
     check_picture(picture)
     paths = survey(files).paths
     if not paths:
-        raise OptionError(f"no images were found in {', '.join(files)}.")
+        raise no_images(files)
     robust = opened_model(model, bundle, None, None, size, device, labels=labels)
     # In random order: the first of them must speak for all.
     chosen = random.Random(seed).sample(paths, min(images, len(paths)))

@@ -35,9 +35,9 @@ def cost(
     files: Files,
     model: Spec,
     bundle: Bundle = None,
-    images: Annotated[int, typer.Option(min=2, help="Most images to look at, chosen at random.")] = 32,
+    images: Annotated[int, typer.Option(min=2, help="Maximum number of images, chosen at random.")] = 32,
     budget: Annotated[
-        list[int] | None, typer.Option(min=1, help="Most views per image to try; some by default.")
+        list[int] | None, typer.Option(min=1, help="Maximum views per image to try; may be given several times.")
     ] = None,
     picture: Picture = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -46,9 +46,9 @@ def cost(
     size: Size = None,
     labels: Labels = None,
 ) -> None:
-    """Say how many views and milliseconds upright and tilted images take here, and what other budgets would be worth.
+    """Measure views and milliseconds per image on this machine, also for other numbers of views.
 
-    Give upright images; they are tilted at random. No labels are needed.
+    Give upright images: the command tilts them at random. Needs no labels.
     """
     import torch
 
@@ -66,7 +66,7 @@ def cost(
     with Decoders() as decoders:
         found = list(islice(readable(mixed, robust.adapted, 16, decoders, unread), images))
     if len(found) < 2:
-        raise OptionError(f"files must hold at least two images that can be read; {len(found)} of {len(paths)} could.")
+        raise OptionError(f"cost needs at least two images that can be read; got {len(found)} of {len(paths)} files.")
     with progress(silent=True) as tell:
         told = costs(robust, torch.stack(found), budgets=budget, seed=seed, progress=tell)
     if as_json:

@@ -21,12 +21,15 @@ from headtilt.errors import OptionError
 )
 def doctor(
     data: Data = None,
-    model: Annotated[str | None, typer.Option(metavar="SPEC", help="A classifier to look at, with --images.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="A classifier to check, together with --images.")
+    ] = None,
     images: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Upright images that the classifier should know.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of upright images of the kind that the classifier was trained on."),
     ] = None,
 ) -> None:
-    """Say what is installed and found; with --model and --images, whether the model is shown what it was trained on."""
+    """Show what is installed and found. With --model and --images: check the model's preprocessing."""
     from headtilt.paper.experiments import report
 
     if (model is None) != (images is None):

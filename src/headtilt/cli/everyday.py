@@ -27,6 +27,7 @@ from headtilt.cli.options import (
     Size,
     Spec,
     Strict,
+    no_images,
     opened_model,
 )
 from headtilt.errors import OptionError, one_of
@@ -44,7 +45,7 @@ FIT_IMAGES = 1000
     epilog="[bold]Examples[/bold]\n\n"
     "[dim]$[/dim] headtilt classify cup.jpg --model hf:google/vit-base-patch16-224\n\n"
     "[dim]$[/dim] headtilt classify photos/ 'more/*.png' --model onnx:net.onnx --bundle robust --json\n\n"
-    f"{EXIT_CODES} Ctrl-C leaves the answers that were ready."
+    f"{EXIT_CODES} After Ctrl-C, answers that are ready are still printed."
 )
 def classify(
     files: Files,
@@ -53,7 +54,7 @@ def classify(
     strict: Strict = True,
     levels: Levels = None,
     preset: Preset = None,
-    topk: Annotated[int, typer.Option("--topk", min=1, help="How many labels to give for each image.")] = 1,
+    topk: Annotated[int, typer.Option("--topk", min=1, help="How many labels per image.")] = 1,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of the table.")] = False,
     as_json: Json = False,
     device: Device = "auto",
@@ -61,7 +62,7 @@ def classify(
     labels: Labels = None,
     batch: Batch = 32,
 ) -> None:
-    """Say what images show, however they are tilted, and how they are tilted."""
+    """Classify images that may be tilted, and estimate how each is tilted."""
     from headtilt.apps.rows import answers
     from headtilt.sources.decoders import Decoders
 
@@ -108,7 +109,7 @@ def explain(
     size: Size = None,
     labels: Labels = None,
 ) -> None:
-    """Draw why an image got its answer: before and after, its orbit, and the search."""
+    """Draw why an image got its answer: before and after, confidence at every angle, all views."""
     from headtilt import plot
     from headtilt.sources.decoders import Decoders
 
@@ -127,40 +128,41 @@ def explain(
     epilog="[bold]Examples[/bold]\n\n"
     "[dim]$[/dim] headtilt canonicalise photos/ --model hf:FOLDER --bundle robust --out upright\n\n"
     "[dim]$[/dim] headtilt canonicalise photos/ --model hf:FOLDER --bundle robust --out upright --tag-only\n\n"
-    f"{EXIT_CODES} Files that exist are never replaced without --force, and originals not even with it."
+    f"{EXIT_CODES} Existing files are replaced only with --force. Originals are never replaced."
 )
 def canonicalise(
     files: Files,
     model: Spec,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the copies go.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the copies.")],
     bundle: Bundle = None,
     strict: Strict = True,
     levels: Levels = None,
     preset: Preset = None,
     unfitted: Annotated[
-        bool, typer.Option("--unfitted", help="Turn images without a fitted bundle: many upright ones will be, too.")
+        bool, typer.Option("--unfitted", help="Work without a fitted bundle. Many upright images will be turned, too.")
     ] = False,
     min_confidence: Annotated[
-        float, typer.Option(min=0, max=1, help="Leave images alone whose pose is less probable than that.")
+        float, typer.Option(min=0, max=1, help="Only turn images whose pose is at least this probable.")
     ] = 0.0,
     tag_only: Annotated[
         bool,
         typer.Option(
-            "--tag-only", help="Leave pixels alone and write the EXIF orientation (JPEG, PNG; others are turned)."
+            "--tag-only",
+            help="Do not change pixels: write the EXIF orientation (JPEG and PNG; other formats are turned).",
         ),
     ] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no contact sheets and no report.json.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: Json = False,
     device: Device = "auto",
     size: Size = None,
     labels: Labels = None,
     batch: Batch = 32,
 ) -> None:
-    """Write upright copies of images, at their own resolution; what is upright already is copied as it is.
+    """Write upright copies of images at full resolution. Upright images are copied unchanged.
 
-    Only images are turned of whose pose the bundle's gate is sure. Quarter turns are exact; under other angles the
-    frame grows around the whole picture. Contact sheets in OUT/headtilt-report show every image before and after.
+    An image is turned only if the gate of the bundle is sure of its pose. Quarter turns are lossless. For other angles
+    the frame grows, so that nothing is cut off. OUT/headtilt-report has contact sheets of all images before and after.
     """
     from headtilt.apps.canonicalise import check_fitted, copies, targets
     from headtilt.apps.contact_sheet import write_report
@@ -202,43 +204,44 @@ def fit(
     out: Annotated[Path, typer.Option("--out", metavar="BUNDLE", help="Folder for the bundle.")],
     levels: Levels = None,
     preset: Annotated[
-        str, typer.Option(help="accurate; fast: 14 views at most; documents: quarter turns, four views.")
+        str, typer.Option(help="accurate; fast: at most 14 views; documents: quarter turns only, four views.")
     ] = "accurate",
     method: Annotated[str, typer.Option(help="head (best), balance (quickest), prototypes, neighbours.")] = "head",
     promise: Annotated[
         float, typer.Option(min=0, max=100, help="Points of upright accuracy that the search may cost.")
     ] = 0.5,
     no_gate: Annotated[
-        bool, typer.Option("--no-gate", help="Fit no gate: for images that are nearly all tilted.")
+        bool, typer.Option("--no-gate", help="Fit no gate. For images that are nearly all tilted.")
     ] = False,
-    refine: Annotated[int, typer.Option(min=0, help="Rounds of refining the best poses, within the same views.")] = 0,
-    images: Annotated[int, typer.Option(min=8, help="Most images to fit on, chosen at random.")] = FIT_IMAGES,
+    refine: Annotated[int, typer.Option(min=0, help="Rounds that refine the best poses, without more views.")] = 0,
+    images: Annotated[int, typer.Option(min=8, help="Maximum number of images, chosen at random.")] = FIT_IMAGES,
     thorough: Annotated[
         bool,
         typer.Option(
-            "--thorough", help="A wider head and eight times the looks at every image: for many images, on a GPU."
+            "--thorough",
+            help="Wider head; every image is seen under eight times as many tilts. For many images, on a GPU.",
         ),
     ] = False,
-    looks: Annotated[int | None, typer.Option(min=1, help="Tilts under which a head sees every image.")] = None,
+    looks: Annotated[int | None, typer.Option(min=1, help="Under how many tilts a head sees every image.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
     pose: Annotated[
-        float | None, typer.Option(min=0, help="Weight of the right pose beside the right label, for a head.")
+        float | None, typer.Option(min=0, help="Weight of the pose against the label in the loss of a head.")
     ] = None,
     seed: Seed = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     device: Device = "auto",
     size: Size = None,
     labels: Labels = None,
 ) -> None:
-    """Learn from unlabelled upright images what upright looks like to a model, and write it to a bundle.
+    """Learn from unlabelled upright images what upright looks like to a model, and write a bundle.
 
-    It says first what it will cost, and at the end what it is worth, judged on images that had no part in each fit. The
-    model itself never changes. Photographs are read larger than the model sees them, so that tilting them leaves no
-    empty corners.
+    The command first estimates the time, and at the end prints what the fit is worth, measured on images that were held
+    out. The model itself never changes. Photographs are read larger than the model sees them, so that tilted views have
+    no empty corners.
     """
     from dataclasses import replace
 
-    from headtilt.apps.fitting import Fitting
+    from headtilt.apps.fitting import Fitting, fallback
     from headtilt.calibration.head import HeadRecipe
     from headtilt.calibration.head import thorough as patient
     from headtilt.geometry.warp import centre_crop
@@ -269,7 +272,8 @@ def fit(
     note_origin(out, command())
     _print_verdict(console, robust.report)
     console.print(f"[dim]wrote[/dim] {escape(str(out))}")
-    for sentence in broken:
+    simpler = fallback(method, robust.report)
+    for sentence in [*broken, *([] if simpler is None else [simpler])]:
         _aside(sentence)
 
 
@@ -295,7 +299,7 @@ def _survey(files: list[str]) -> Survey:
 
     found = survey(files)
     if not found.paths:
-        raise OptionError(f"no images were found in {', '.join(files)}.")
+        raise no_images(files)
     return found
 
 
@@ -304,7 +308,7 @@ def _conclude(rows: list[Row], found: Survey) -> None:
     if found.passed_over:
         kinds = Counter(path.suffix.lower() or "no suffix" for path in found.passed_over)
         listed = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(6))
-        _aside(f"{len(found.passed_over)} files passed over that are not named as images: {listed}.")
+        _aside(f"{len(found.passed_over)} files were skipped, because their names are not those of images: {listed}.")
     failed = [row for row in rows if row.error is not None]
     if failed:
         _aside(f"{len(failed)} of {len(rows)} files failed.")

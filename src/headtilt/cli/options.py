@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMES = ("hf:", "hf-zeroshot:", "timm:", "torchvision:", "onnx:", "pt2:", "zoo:", "python:")
 PRESETS = ("fast", "accurate", "documents")
-EXIT_CODES = "Exit codes: 0 all well, 1 some files failed, 2 nothing could be done, 130 interrupted."
+EXIT_CODES = "Exit codes: 0 success, 1 some files failed, 2 error, 130 interrupted."
 
 
 def _schemes(incomplete: str) -> list[str]:
@@ -52,7 +52,10 @@ LEVELS = (
     "quarter_turns",
 )
 Files = Annotated[
-    list[str], typer.Argument(metavar="FILE...", help="Images, folders (searched to the bottom), quoted globs.")
+    list[str],
+    typer.Argument(
+        metavar="FILE...", help="Images, folders (with all folders inside), or quoted patterns such as 'a/*.png'."
+    ),
 ]
 Spec = Annotated[
     str,
@@ -66,36 +69,42 @@ Spec = Annotated[
 ]
 Bundle = Annotated[
     Path | None,
-    typer.Option("--bundle", metavar="FOLDER", help="What `headtilt fit` wrote for this model; brings its levels."),
+    typer.Option(
+        "--bundle", metavar="FOLDER", help="Folder that `headtilt fit` wrote for this model. It sets the levels."
+    ),
 ]
 Strict = Annotated[
-    bool, typer.Option("--strict/--no-strict", help="Refuse a bundle that was fitted for a model with other answers.")
+    bool, typer.Option("--strict/--no-strict", help="Refuse a bundle that was fitted for another model.")
 ]
 Levels = Annotated[
     str | None,
     typer.Option(
         "--levels",
         autocompletion=_levels,
-        help=f"What to search, by commas: {', '.join(LEVELS)}; rotation unless said.",
+        help=f"What to search, separated by commas: {', '.join(LEVELS)}. Default: rotation.",
     ),
 ]
 Preset = Annotated[
     str | None,
     typer.Option(
-        "--preset", autocompletion=_presets, help="fast, accurate or documents, in place of the plain search tree."
+        "--preset",
+        autocompletion=_presets,
+        help="Ready-made search: fast, accurate or documents. Default: a search tree.",
     ),
 ]
 Labels = Annotated[
     str | None,
-    typer.Option("--labels", help="Classes for hf-zeroshot:NAME, by commas, or a text file with one on each line."),
+    typer.Option(
+        "--labels", help="Classes for hf-zeroshot:NAME: separated by commas, or a text file with one per line."
+    ),
 ]
-Size = Annotated[int | None, typer.Option("--size", min=1, help="Side of the square that the model sees.")]
-Picture = Annotated[Path | None, typer.Option("--picture", metavar="FILE", help="Picture to write, .png or .svg.")]
+Size = Annotated[int | None, typer.Option("--size", min=1, help="Side in pixels of the square that the model sees.")]
+Picture = Annotated[Path | None, typer.Option("--picture", metavar="FILE", help="Also write a picture, .png or .svg.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per search.")]
 
 
 def groups(names: str | None) -> list[Group] | None:
-    """Return the groups that names, divided by commas, stand for; None where none are named."""
+    """Return the groups that names, separated by commas, stand for; None where none are named."""
     from headtilt.presets import levels_named
 
     return None if names is None else levels_named(names)
@@ -113,7 +122,7 @@ def preset_options(name: str | None, levels: list[Group] | None) -> dict[str, An
         raise OptionError(f"preset must be one of {', '.join(known)}; got {name!r}.")
     if name == "documents":
         if levels is not None:
-            raise OptionError("levels must be left out with --preset documents, which turns by 90° and nothing else.")
+            raise OptionError("levels must be left out with --preset documents, which searches quarter turns only.")
         return dict(make())
     return dict(make(levels))
 
@@ -136,7 +145,9 @@ def opened_model(
 
     calm_threads()
     if bundle is not None and (levels is not None or preset is not None):
-        raise OptionError("--levels and --preset come with --bundle. Leave them out, or fit another bundle.")
+        raise OptionError(
+            "--levels and --preset cannot be combined with --bundle, which sets both. Leave them out, or fit again."
+        )
     options = preset_options(preset, groups(levels))
     if refine:
         options["search"] = replace(options["search"], rounds=refine)
@@ -146,13 +157,23 @@ def opened_model(
 
 
 def class_names(text: str) -> list[str]:
-    """Return class names from a text file with one on each line, or divided by commas."""
+    """Return class names from a text file with one per line, or separated by commas."""
     path = Path(text)
     words = path.read_text(encoding="utf-8").splitlines() if path.is_file() else text.split(",")
     names = [word.strip() for word in words if word.strip()]
     if len(names) < 2:
-        raise OptionError(f"labels must name at least two classes, by commas or in a file; got {text!r}.")
+        raise OptionError(
+            f"labels must name at least two classes, separated by commas or one per line of a file; got {text!r}."
+        )
     return names
+
+
+def no_images(files: Sequence[str]) -> OptionError:
+    """Return the error for files and folders that hold no image."""
+    return OptionError(
+        f"no images were found in {', '.join(files)}. Image files end in .jpg, .png, .webp, .tif, .bmp and others. "
+        "Check the path, and quote patterns such as 'a/*.png'."
+    )
 
 
 def check_picture(picture: Path | None) -> None:

@@ -23,33 +23,38 @@ MORE = 75  # exit code: there is more to do (EX_TEMPFAIL of sysexits.h)
     "[dim]$[/dim] headtilt reproduce --check --out results\n\n"
     "[dim]$[/dim] headtilt reproduce siscore --model hf:google/vit-base-patch16-224\n\n"
     "Items: table1, confidence, rotated-mnist, reconstructions, change-of-mind, siscore, runtime, hyperparameters, "
-    "markov, order, examples. Interrupted, a run goes on where it stopped when the same command is given again."
+    "markov, order, examples. If a run is stopped, give the same command again: it continues."
 )
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="An item, or all of them: all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One item (see below), or all.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: minutes on two cores.")] = False,
     device: Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for NAME.json and NAME.png.")] = Path("results"),
     data: Data = None,
     datasets: Annotated[
-        str | None, typer.Option(help="Data sets in place of the item's own, separated by commas; keeps what is done.")
+        str | None, typer.Option(help="Other data sets than the item's own, separated by commas. Keeps finished parts.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Classifier for siscore and examples: hf:NAME, …")] = None,
     redraw: Annotated[bool, typer.Option("--redraw", help="Draw the figures again from stored numbers.")] = False,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="Stop after so many and exit with 75; the same command goes on. Skips what is done."),
+        typer.Option(
+            min=0, help="Stop after this time with exit code 75. The same command continues. Skips finished items."
+        ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="List the stored files in --out that today's code could not have written.")
+        bool,
+        typer.Option(
+            "--check", help="List stored files in --out that are out of date: today's code would not write them."
+        ),
     ] = False,
 ) -> None:
-    """Reproduce a table, figure or example of the paper: its numbers as JSON, its figure as PNG."""
+    """Reproduce a table, figure or example of the paper: numbers as JSON, figures as PNG."""
     if check:
         _check(out)
         return
     if name is None:
-        raise OptionError("NAME must be an item or all. Or give --check.")
+        raise OptionError("NAME is missing: give an item or all, as in headtilt reproduce table1. Or give --check.")
     from headtilt.paper.experiments import reproduce as items
     from headtilt.paper.experiments.report import calm_threads, resolve_device
     from headtilt.paper.experiments.reproduce.study import Study, UnfinishedError, done

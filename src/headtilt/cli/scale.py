@@ -12,44 +12,56 @@ from rich.markup import escape
 from headtilt.cli.app import Device, app, progress
 from headtilt.cli.options import EXIT_CODES, Strict
 
-Model = Annotated[str, typer.Option(help="The classifier; a wrong spec lists the kinds there are.", metavar="SPEC")]
-Bundle = Annotated[
-    Path | None, typer.Option(help="Folder of a fitted bundle; without one the search is bare.", metavar="FOLDER")
+Model = Annotated[
+    str,
+    typer.Option(
+        help="hf:NAME, timm:NAME, torchvision:NAME, onnx:FILE, pt2:FILE, zoo:NAME or python:MODULE:FUNCTION.",
+        metavar="SPEC",
+    ),
 ]
-Levels = Annotated[str, typer.Option(help="What is searched where there is no bundle: rotation,scale,shear,…")]
+Bundle = Annotated[
+    Path | None,
+    typer.Option(help="Folder that `headtilt fit` wrote for this model. It sets the levels.", metavar="FOLDER"),
+]
+Levels = Annotated[
+    str, typer.Option(help="What to search without a bundle, separated by commas: rotation,scale,shear,…")
+]
 
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "[dim]$[/dim] headtilt predict ./photos --model hf:FOLDER --bundle fitted --out rows\n\n"
     "[dim]$[/dim] headtilt predict 'shards/{000..127}.tar' --model hf:FOLDER --out rows --engine ray --actors 8\n\n"
-    "The rows lie in part-….parquet, which any reader of parquet opens as one table. Started again with the same "
-    "arguments, a run that was killed computes only what is missing. Ray's usage statistics are off unless "
+    "The rows are in part-….parquet; any parquet reader opens them as one table. If a run is stopped, start the same "
+    "command again: it computes only what is missing. Ray's usage statistics are off unless "
     f"RAY_USAGE_STATS_ENABLED=1 is set.\n\n{EXIT_CODES}"
 )
 def predict(
-    source: Annotated[str, typer.Argument(help="A folder, a quoted glob, parquet files, or WebDataset tars.")],
+    source: Annotated[
+        str, typer.Argument(help="A folder, a quoted pattern such as 'a/*.png', parquet files, or WebDataset tars.")
+    ],
     model: Model,
-    out: Annotated[Path, typer.Option(help="Folder for the rows; a folder of its own.")],
+    out: Annotated[Path, typer.Option(help="Folder for the rows. It must hold nothing else.")],
     bundle: Bundle = None,
     strict: Strict = True,
     levels: Levels = "rotation",
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT; else one is started here.")
+        str | None,
+        typer.Option(help="Address of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Default: start one here."),
     ] = None,
     actors: Annotated[int, typer.Option(min=1, help="Copies of the model on Ray.")] = 2,
-    cpus: Annotated[int, typer.Option(min=1, help="Cores for each copy on Ray: it decodes on them too.")] = 1,
+    cpus: Annotated[int, typer.Option(min=1, help="Cores for each copy on Ray; it also decodes images on them.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="GPUs for each copy on Ray; 0.5 puts two copies on one.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Images per search.")] = 64,
     shard_rows: Annotated[int, typer.Option(min=1, help="Rows per output file.")] = 2000,
     decoders: Annotated[
-        int | None, typer.Option(min=1, help="Processes that decode; else one per core, at most 8.")
+        int | None, typer.Option(min=1, help="Processes that decode images. Default: one per core, at most 8.")
     ] = None,
     column: Annotated[str | None, typer.Option(help="Column of parquet files with images or paths.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Classify any number of images into parquet files: resumable, one row per input, broken ones with their error."""
+    """Classify any number of images into parquet files, one row per image. Can be stopped and resumed."""
     from headtilt.apps.batch.job import predict as run_batch
     from headtilt.apps.batch.plan import Job
     from headtilt.apps.batch.ray_engine import Cluster
@@ -86,29 +98,33 @@ def serve(
     bundle: Bundle = None,
     strict: Strict = True,
     levels: Levels = "rotation",
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is everybody's.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. With 0.0.0.0 other machines can connect.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     max_batch: Annotated[int, typer.Option(min=1, help="Images per search.")] = 32,
-    max_wait_ms: Annotated[int, typer.Option(min=1, help="How long the first of a batch waits for others.")] = 5,
-    queue: Annotated[int, typer.Option(min=1, help="Requests inside at once; more are answered with 503.")] = 256,
+    max_wait_ms: Annotated[
+        int, typer.Option(min=1, help="Milliseconds that the first request of a batch waits for others.")
+    ] = 5,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum requests at once; more are answered with 503.")] = 256,
     max_bytes: Annotated[
-        int, typer.Option(min=1, help="Most bytes of a body; more are answered with 413.")
+        int, typer.Option(min=1, help="Maximum bytes of a request; more are answered with 413.")
     ] = 10_000_000,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image; also 413.")] = 25_000_000,
-    upload_seconds: Annotated[float, typer.Option(min=0.1, help="For a body to arrive; then 408.")] = 10.0,
-    decode_seconds: Annotated[float, typer.Option(min=0.1, help="For an image to be decoded; then 422.")] = 5.0,
-    answer_seconds: Annotated[float, typer.Option(min=0.1, help="For an answer; then 503.")] = 30.0,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, help="Maximum pixels of an image; more are answered with 413.")
+    ] = 25_000_000,
+    upload_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit for an upload; then 408.")] = 10.0,
+    decode_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit for decoding an image; then 422.")] = 5.0,
+    answer_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit for an answer; then 503.")] = 30.0,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A name under which it may be addressed, beside loopback and --host; several times, or * for all."
-        ),
+        typer.Option(help="Another host name that requests may use; may be given several times. * allows all."),
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Answer over HTTP: /classify, /explain, /healthz, /readyz, /metrics, /openapi.json; requests are batched.
+    """Answer over HTTP: /classify, /explain, /healthz, /readyz, /metrics, /docs. Requests are batched.
 
-    It listens on this machine alone unless --host says otherwise, and knows no passwords: put a proxy in front of it.
+    By default only this machine can connect. There are no passwords: put a proxy in front of the service.
     """
     from headtilt.apps.loading import Wrapped
     from headtilt.apps.serve.limits import Limits
@@ -131,9 +147,9 @@ def serve(
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     aside.print(f"[bold]{escape(model)}[/bold] at http://{host}:{port}/classify")
     if host not in LOOPBACK:
-        aside.print("[yellow]note:[/yellow] others can reach this address, and nobody is asked for a password.")
+        aside.print("[yellow]note:[/yellow] other machines can reach this address, and there is no password.")
         if not allow_host:
-            aside.print("[yellow]note:[/yellow] requests that name another host are refused; see --allow-host.")
+            aside.print("[yellow]note:[/yellow] requests that name another host are refused. See --allow-host.")
     run_service(service, host, port, limits)
 
 
@@ -144,18 +160,20 @@ def serve(
     "Everything runs on this machine. Gradio's analytics are off unless GRADIO_ANALYTICS_ENABLED=True is set."
 )
 def playground(
-    model: Annotated[str | None, typer.Option(help="A classifier of your own; else digits.", metavar="SPEC")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A classifier, such as hf:NAME. Default: digits.", metavar="SPEC")
+    ] = None,
     bundle: Bundle = None,
     strict: Strict = True,
     examples: Annotated[
-        Path | None, typer.Option(help="Folder of images to begin with, where there is a --model.", metavar="FOLDER")
+        Path | None, typer.Option(help="Folder of example images; needs --model.", metavar="FOLDER")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 7860,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Tilt images in the browser and see the classifier tilt its head back: five methods side by side."""
+    """Try it in the browser: tilt an image, and compare five methods."""
     from headtilt.apps.playground.app import make_page, options
     from headtilt.apps.playground.methods import digits_stage, own_stage
     from headtilt.errors import OptionError
@@ -164,7 +182,7 @@ def playground(
     need_matplotlib()
     calm_threads()
     if model is None and (bundle is not None or examples is not None):
-        raise OptionError("model must be given where bundle or examples are; they belong to a model. Add --model SPEC.")
+        raise OptionError("--bundle and --examples need a model. Add --model SPEC.")
     with progress() as tell:
         where = resolve_device(device)
         stage = digits_stage(tell) if model is None else own_stage(model, bundle, examples, where, strict=strict)

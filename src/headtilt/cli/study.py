@@ -23,11 +23,11 @@ METHODS = "vanilla,oracle,orient,tta-max,energy,paper3,balanced,accurate+gate"
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the numbers.")] = Path("demo-output"),
     device: Device = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer images and a smaller head: half of the time.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer images and a smaller head: half the time.")] = False,
 ) -> None:
-    """Tilt a classifier's head: seven methods on tilted digits, a table and four pictures, in under a minute.
+    """Compare seven methods on tilted digits: a table and three pictures, in about a minute.
 
-    Everything comes with the package and scikit-learn: no data folder, no download, no network.
+    Data and weights come with the package and scikit-learn. Nothing is downloaded.
     """
     from headtilt.paper.experiments.demo import FULL, QUICK, run
     from headtilt.paper.experiments.report import calm_threads, metadata, resolve_device
@@ -53,54 +53,63 @@ def demo(
     "python:mymodule:make_model calls make_model() of mymodule.py, in the current folder or installed. It takes no "
     "arguments and returns an nn.Module from raw pixels (B, C, H, W) in 0 … 1 to logits. ./images holds a folder of "
     "images for each class (or fit/ and test/ with such folders): the model's outputs are the sorted folder names, "
-    "unless the module has the attribute labels. Attributes input_size and padding say what it sees; --size wins."
+    "unless the module has the attribute labels. The attributes input_size and padding set what the model sees; --size "
+    "overrides input_size."
 )
 def evaluate(
     dataset: Annotated[
         str, typer.Argument(help="digits, mnist, fashion-mnist, gtsrb, cifar10, imagenet-mini, or a folder.")
     ],
-    method: Annotated[str, typer.Option(help="Names, separated by commas; a wrong one lists them all.")] = METHODS,
+    method: Annotated[
+        str, typer.Option(help="Methods, separated by commas. A wrong name lists all of them.")
+    ] = METHODS,
     perturb: Annotated[
         str, typer.Option(help="affine, rotation, scale, shear, translation, rotation+scale.")
     ] = "affine",
-    networks: Annotated[int, typer.Option(min=1, help="Networks of the zoo, each of another seed.")] = 5,
+    networks: Annotated[int, typer.Option(min=1, help="How many networks of the zoo, each with another seed.")] = 5,
     seed: Seed = 0,
     limit: Limit = 2000,
     model: Annotated[
         str | None, typer.Option(metavar="SPEC", help="hf:NAME, timm:NAME, onnx:FILE, python:MODULE:FUNCTION, …")
     ] = None,
     bundle: Bundle = None,
-    size: Annotated[int | None, typer.Option(min=1, help="Side of the square that --model sees in a folder.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Side in pixels of the square that --model sees.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the numbers (JSON) and the plots.")] = None,
     device: Device = "auto",
     data: Data = None,
-    split: Annotated[str, typer.Option(help="test, or validation for choosing.")] = "test",
+    split: Annotated[str, typer.Option(help="test, or validation to choose settings.")] = "test",
     mode: Annotated[
         str,
         typer.Option(
-            help="A tilt for each image, one per run, or from a grid, ours or the paper's: each, run, grid, paper."
+            help="How tilts are drawn. each: one per image; run: one for all images; grid: one per image, from a grid; "
+            "paper: from the paper's grid."
         ),
     ] = "each",
-    fit_images: Annotated[int, typer.Option(min=8, help="Most unlabelled upright images to fit on.")] = 6000,
+    fit_images: Annotated[
+        int, typer.Option(min=8, help="Maximum number of unlabelled upright images to fit on.")
+    ] = 6000,
     fit_split: Annotated[
         str, typer.Option(help="Where these come from: fit, or train for images that the network was trained on.")
     ] = "fit",
-    thorough: Annotated[bool, typer.Option("--thorough", help="Fit wider heads, with eight times the looks.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Fit wider heads, and show each image eight times as often.")
+    ] = False,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
     mc_passes: Annotated[int, typer.Option(min=1, help="Dropout passes of the paper's methods (the paper: 50).")] = 10,
-    promise: Annotated[float, typer.Option(min=0, help="Points of upright accuracy that a gate may cost.")] = 0.5,
+    promise: Annotated[float, typer.Option(min=0, help="Points of upright accuracy that the gate may cost.")] = 0.5,
     batch: Annotated[int, typer.Option(min=1, help="Images per call of a method.")] = 500,
-    jobs: Annotated[int, typer.Option(min=1, help="Networks of the zoo measured at a time, in processes.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="How many networks of the zoo to measure at the same time.")] = 1,
     curve: Annotated[bool, typer.Option("--curve", help="Also measure accuracy at 24 angles.")] = False,
     name: Annotated[
-        str | None, typer.Option(help="Of the JSON file in --out, without its ending; no pictures then.")
+        str | None,
+        typer.Option(help="Name of the JSON file in --out, without its ending. Then no pictures are written."),
     ] = None,
 ) -> None:
-    """Compare methods on the same images in four conditions: accuracy, pose errors, views, speed.
+    """Compare methods on the same images: accuracy, pose errors, views, speed.
 
-    tilted: perturbed, each image by its own draw. quarter: turned by exactly 90°, 180° or 270°, no pixel resampled.
-    nearly: off by up to 3°, 3 % in scale and half a pixel. upright: as they are.
+    Four conditions. tilted: each image is tilted at random. quarter: turned by exactly 90°, 180° or 270°. nearly: off
+    by up to 3°, 3 % in scale and half a pixel. upright: as it is.
     """
     from dataclasses import replace
 
@@ -113,7 +122,7 @@ def evaluate(
 
     one_of("split", split, ("test", "validation"))
     if name is not None and (out is None or Path(name).name != name):
-        raise OptionError(f"name must be a plain file name, and needs --out for its folder; got {name!r}.")
+        raise OptionError(f"--name must be a plain file name, and needs --out FOLDER; got {name!r}.")
     where = resolve_device(device)
     recipe = patient() if thorough else HeadRecipe()
     names = [name.strip() for name in method.split(",") if name.strip()]
@@ -171,14 +180,16 @@ def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None, name: str
 )
 def train(
     dataset: Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist, gtsrb or cifar10.")],
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seeds weights, batches and dropout.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of weights, batches and dropout.")] = 0,
     device: Device = "auto",
     data: Data = None,
-    out: Annotated[Path | None, typer.Option(help="File for the weights (safetensors); else the cache folder.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images, other than the paper's.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Train again where there are weights already.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the weights (safetensors). Default: the cache folder.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images. Default: as in the paper.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Train again even if there are weights already.")] = False,
 ) -> None:
-    """Train the paper's network on upright images; interrupted, it goes on where it stopped."""
+    """Train the paper's network on upright images. Can be stopped and resumed."""
     from headtilt.paper.experiments.report import resolve_device
     from headtilt.paper.experiments.training import Training
 
@@ -188,7 +199,7 @@ def train(
     console = Console(highlight=False, soft_wrap=True)
     accuracy = f"[bold]{trained.accuracy:.2f} %[/bold] of {trained.count:,} validation images right"
     console.print(f"{dataset}:{seed}  {accuracy}")
-    there = "" if trained.fresh else "  [dim](were there already)[/dim]"
+    there = "" if trained.fresh else "  [dim](already there)[/dim]"
     console.print(f"weights: {escape(str(trained.path))}{there}")
     if trained.shadowed:
-        console.print("[yellow]note:[/yellow] headtilt goes on using the packaged weights of this network.")
+        console.print("[yellow]note:[/yellow] headtilt still uses the packaged weights of this network.")

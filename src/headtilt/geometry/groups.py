@@ -376,6 +376,8 @@ def check_levels(levels: Sequence[Group], samples: int) -> None:
     """Raise unless `levels` is a non-empty sequence of groups that can all be sampled `samples` times."""
     if isinstance(levels, str):
         raise OptionError(f"levels must be a list of groups and not their names; got {levels!r}. Say [rotation()].")
+    if isinstance(levels, dict):
+        raise OptionError("levels must be a list of groups; got a dict. Unpack a preset: ITS(model, **accurate()).")
     if not isinstance(levels, Sequence) or not levels:
         raise OptionError("levels must be a non-empty list of groups, for example [rotation(), scale(0.25)].")
     for level in levels:

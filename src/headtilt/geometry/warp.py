@@ -171,21 +171,22 @@ def check_images(images: object, name: str = "images") -> None:
     """Raise `ShapeError` unless `images` is a non-empty floating-point (B, C, H, W) tensor."""
     if not isinstance(images, Tensor):
         kind = type(images).__name__
-        raise ShapeError(f"{name} must be a tensor (B, C, H, W); got {kind}. {_as_tensor(images, name)}")
+        raise ShapeError(f"{name} must be a tensor (B, C, H, W); got {kind}. {_as_tensor(images)}")
     if images.ndim != 4:
         last = images.ndim == 3 and _channels_last(images)
-        axes = {2: f"{name}[None, None]", 3: f"{name}.permute(2, 0, 1)[None]" if last else f"{name}[None]"}
-        fix = f" Add batch and channel axes: {axes[images.ndim]}." if images.ndim in axes else ""
+        one = "images.permute(2, 0, 1)[None]" if last else "images[None]"
+        fixes = {2: " Add batch and channel axes: images[None, None].", 3: f" Add a batch axis: {one}."}
+        fix = fixes.get(images.ndim, "")
         raise ShapeError(f"{name} must be (B, C, H, W); got {tuple(images.shape)}.{fix}")
     if _channels_last(images):
         raise ShapeError(
             f"{name} must be (B, C, H, W); got {tuple(images.shape)}, which looks like (B, H, W, C). "
-            f"Move the channels: {name}.permute(0, 3, 1, 2)."
+            "Move the channels: images.permute(0, 3, 1, 2)."
         )
     if 0 in images.shape:
         raise ShapeError(f"{name} must hold at least one image and pixel; got {tuple(images.shape)}.")
     if not images.is_floating_point():
-        raise ShapeError(f"{name} must be floating point; got {images.dtype}. For bytes use {name}.float() / 255.")
+        raise ShapeError(f"{name} must be floating point; got {images.dtype}. For bytes use images.float() / 255.")
     if images.is_meta:
         raise ShapeError(f"{name} must have numbers; these lie on the meta device, which holds shapes alone.")
 
@@ -195,12 +196,12 @@ def _channels_last(images: Tensor) -> bool:
     return images.shape[-1] in (1, 3, 4) and min(images.shape[-3:-1]) >= SHORTEST_SIDE
 
 
-def _as_tensor(images: object, name: str) -> str:
+def _as_tensor(images: object) -> str:
     """Return how to make a tensor of what is none."""
     if isinstance(images, (list, tuple)):
-        return f"Use torch.stack({name}) for tensors; for files and PIL images from_pretrained(…).read(*{name})."
+        return "Use torch.stack(images) for tensors; for files and PIL images from_pretrained(…).read(*images)."
     if hasattr(images, "__array__") and hasattr(images, "dtype"):
-        return f"Use torch.as_tensor({name})."
+        return "Use torch.as_tensor(images)."
     return "For files and PIL images use from_pretrained(…).read(image), or torchvision's transforms."
 
 

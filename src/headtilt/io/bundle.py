@@ -34,6 +34,7 @@ FINITE = {"reflection": reflection, "quarter_turns": quarter_turns}
 THRESHOLDS = ("margin", "exit_at", "turn_at")
 CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
 MOST_CONFIG, MOST_TENSORS = 16_000_000, 4_000_000_000  # bytes
+HOW_TO_WRITE = "headtilt fit writes one, and so does robust.save(folder)."
 MOST_LEVELS = 16
 # Beyond these a search takes days or all memory, and nobody meant it.
 MOST = {
@@ -61,7 +62,7 @@ def check_place(folder: str | os.PathLike[str], *, overwrite: bool = False) -> N
         raise OptionError(f"folder must be a folder; {path} is a file. Name another.")
     there = {entry.name for entry in path.iterdir() if not entry.name.endswith(".tmp")} if path.exists() else set()
     if CONFIG in there and not overwrite:
-        raise OptionError(f"{path} holds a bundle already; overwrite=True or --force replaces it.")
+        raise OptionError(f"{path} holds a bundle already. To replace it, add --force (overwrite=True in Python).")
     if there - {TENSORS} and CONFIG not in there:  # a first save that was killed may have left its tensors
         raise OptionError(f"folder must be new, empty or a bundle's own; {path} holds {min(there)}. Name another.")
 
@@ -146,7 +147,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     try:
         config = json.loads(read_plain(path / CONFIG, MOST_CONFIG))
     except FileNotFoundError as error:
-        raise DataError(f"{path} is no bundle: it has no {CONFIG}. Write one with robust.save(folder).") from error
+        raise DataError(f"{path} is no bundle: it has no {CONFIG}. {HOW_TO_WRITE}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path / CONFIG} cannot be read: {error}.") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:

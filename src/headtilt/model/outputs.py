@@ -15,6 +15,9 @@ def checked_model(model: Model) -> Model:
     """Return the model; raise `ModelError` unless it can be called."""
     if not callable(model):
         raise ModelError(f"model must be an nn.Module or a callable that returns logits; got {type(model).__name__}.")
+    if isinstance(model, type):
+        name = model.__name__
+        raise ModelError(f"model must be a model and not its class; got the class {name}. Make one: {name}(…).")
     return model
 
 
@@ -29,7 +32,10 @@ def logits_in(output: Any, key: str) -> Tensor:
     elif not isinstance(output, Tensor) and hasattr(output, key):
         output = getattr(output, key)
     if not isinstance(output, Tensor):
-        raise ModelError(f"model must return logits as a tensor, an object or dict with {key!r}; got {type(output)}.")
+        fix = " Convert it inside the model: torch.as_tensor(logits)." if hasattr(output, "__array__") else ""
+        raise ModelError(
+            f"model must return logits as a tensor, an object or dict with {key!r}; got {type(output)}.{fix}"
+        )
     return output
 
 

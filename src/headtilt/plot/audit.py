@@ -46,7 +46,7 @@ def _votes(axes: Axes, found: Mapping[str, Any]) -> None:
     for place, (name, count) in enumerate(found["votes"].items()):
         axes.barh(place, count, height=0.6, color=PALE if place else BLUE, zorder=2)
         _row(axes, place, name, str(count))
-    style_axes(axes, title="votes: where each image looks most upright from", grid="x")
+    style_axes(axes, title="votes: how each image seems to arrive", grid="x")
     axes.set(ylim=(len(found["votes"]) - 0.5, -0.5), yticks=[])
 
 

@@ -109,4 +109,4 @@ def percent(fraction: float | None, name: str) -> float | None:
     """Return a checked fraction in percent."""
     if fraction is not None and not 0 <= fraction <= 1:
         raise OptionError(f"{name} must be a fraction between 0 and 1; got {fraction!r}. Divide percentages by 100.")
-    return None if fraction is None else 100 * fraction
+    return None if fraction is None else round(100 * fraction, 9)  # 0.2725 is 27.25 %, not 27.250000000000004 %

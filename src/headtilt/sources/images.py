@@ -240,7 +240,7 @@ def opened(
     except Image.DecompressionBombError as error:
         raise TooLargeError(f"{name} has more pixels than {most_pixels:,}; it may be a decompression bomb.") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"{name} is no image, or of a kind that Pillow does not know, whatever it is named.") from error
+        raise DataError(f"{name} is not an image, or has a format that Pillow does not know.") from error
     except PermissionError as error:
         raise DataError(f"{name} may not be read: permission denied.") from error
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more

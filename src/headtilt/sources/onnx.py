@@ -107,7 +107,7 @@ def load(file: str, *, device: str = "cpu") -> Adapted:
     """
     path = Path(file).expanduser()
     if not path.is_file():
-        raise DataError(f"onnx:{file} is no file.")
+        raise DataError(f"onnx:{file} is not a file. Check the path.")
     session = Session(path, device)
     about = sidecar.beside(path, session.metadata)
     size = sidecar.side(session.side, about, path)

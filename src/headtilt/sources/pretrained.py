@@ -138,7 +138,10 @@ def wrapped(
         robust = Pretrained(adapted.model, **({} if levels is None else {"levels": levels}) | given)
     elif levels is not None or options:
         given = {**options, **({} if levels is None else {"levels": levels})}
-        raise OptionError(f"{', '.join(given)}: these come with the bundle {os.fspath(bundle)}. Leave them out.")
+        names = ", ".join(given)
+        raise OptionError(
+            f"{names} cannot be combined with bundle {os.fspath(bundle)}, which sets them. Leave them out."
+        )
     else:
         from headtilt.sources.hub import fetched, on_hub
 

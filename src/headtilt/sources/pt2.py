@@ -30,7 +30,7 @@ def load(file: str, *, device: str = "cpu") -> Adapted:
     """
     path = Path(file).expanduser()
     if not path.is_file():
-        raise DataError(f"pt2:{file} is no file.")
+        raise DataError(f"pt2:{file} is not a file. Check the path.")
     if not zipfile.is_zipfile(path):  # torch would print a traceback of its own
         raise DataError(f"{path} cannot be read as an exported program: it is no archive.")
     try:

@@ -47,8 +47,9 @@ def load(spec: str, *, device: str = "cpu", size: int | None = None, labels: Seq
     check_device(device)
     scheme, rest = parse(spec)
     if (scheme == "hf-zeroshot") != (labels is not None):
-        needs = "needs labels, such as labels=['cat', 'dog']" if labels is None else "brings its own labels"
-        raise OptionError(f"{spec} {needs}. Names of classes are for hf-zeroshot:NAME, and for that alone.")
+        if labels is None:
+            raise OptionError(f"{spec} needs labels: labels=['cat', 'dog'], or --labels cat,dog on the command line.")
+        raise OptionError(f"{spec} has its own labels. Leave labels out: they are only for hf-zeroshot:NAME.")
     adapted = SCHEMES[scheme][1](rest, device) if labels is None else zero_shot.load(rest, labels, device=device)
     if size is not None:
         at_least("size", size, 1)
@@ -62,7 +63,10 @@ def check_device(device: str | torch.device) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0].rstrip(".")
-        raise OptionError(f"device must be cpu, or another that torch has here; got {str(device)!r}: {why}.") from error
+        raise OptionError(
+            f"device must be cpu, or another that torch can use on this machine; got {str(device)!r}: {why}. "
+            'Use device="cpu".'
+        ) from error
 
 
 def parse(spec: str) -> tuple[str, str]:
@@ -129,7 +133,7 @@ def _from_zoo(spec: str, device: str) -> Adapted:
 def _from_python(rest: str, device: str) -> Adapted:
     module_name, _, function_name = rest.rpartition(":")
     if not module_name or not function_name:
-        raise OptionError(f"a model of one's own is python:MODULE:FUNCTION; got 'python:{rest}'.")
+        raise OptionError(f"model must be python:MODULE:FUNCTION for a function of your own; got 'python:{rest}'.")
     with _current_folder_importable():
         made = _call(_function(module_name, function_name), rest)
     if isinstance(made, Adapted):

@@ -132,7 +132,7 @@ def _expanded(source: str) -> list[str]:
 
 
 def _missing(file: str) -> bool:
-    raise DataError(f"source names {file}, which does not exist. Mend the numbers in the braces.")
+    raise DataError(f"source names {file}, which does not exist. Correct the numbers in the braces.")
 
 
 def parquet() -> Any:

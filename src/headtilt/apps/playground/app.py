@@ -176,7 +176,9 @@ def _controls(gradio: Any, stage: Stage) -> tuple[Any, ...]:
         tilt = gradio.Button("Tilt at random", variant="primary", elem_id="ht-random", min_width=140)
     drop = gradio.File(show_label=False, height=132, elem_id="ht-drop")
     message = gradio.HTML(elem_id="ht-message")
-    gradio.HTML(f'<p class="ht-hint">Model: {stage.adapted.name}. All of it runs here; nothing is sent anywhere.</p>')
+    gradio.HTML(
+        f'<p class="ht-hint">Model: {stage.adapted.name}. Everything runs on this machine. Nothing is sent.</p>'
+    )
     return gallery, drop, message, turn, factor, slant, tilt, upright
 
 

@@ -14,6 +14,7 @@ from headtilt.calibration.head import HeadRecipe
 from headtilt.errors import DataError, OptionError
 from headtilt.its import ITS
 from headtilt.paper.data import load as load_data
+from headtilt.paper.experiments.names import NAMES
 from headtilt.presets import accurate, affine_levels, paper3
 from headtilt.search.tree import Tree
 from headtilt.sources import Adapted
@@ -62,11 +63,11 @@ class Stage:
 
 
 NOTES = {
-    "arg-max energy": "The most confident of 17 rotations wins.",
-    "paper's ITS³": "Rotation, then scale, then shear, as published.",
-    "balanced energy": "Energy, with the bias towards some classes taken out.",
-    "headtilt, unfitted": "Rotations, with the cautious gate that fits any model; `headtilt fit` makes it far better.",
-    "headtilt": "A fitted head over all views, and a gate that keeps upright images safe.",
+    NAMES["energy"]: "The most confident of 17 rotations wins.",
+    NAMES["paper3"]: "Rotation, then scale, then shear, as published.",
+    NAMES["balanced"]: "Energy, corrected for classes that look familiar in any pose.",
+    NAMES["default"]: "Rotations and a cautious gate. `headtilt fit` makes it far better.",
+    NAMES["accurate+gate"]: "A fitted head scores all views; a gate protects upright images.",
 }
 
 
@@ -75,10 +76,10 @@ def digits_stage(tell: Tell | None = None) -> Stage:
     adapted = door.load(f"{DIGITS}:0")
     methods = unfitted(adapted)
     fit_images = load_data("digits", "fit").floats()
-    methods["balanced energy"] = ITS(adapted.model, **accurate(affine_levels())).fit(
+    methods[NAMES["balanced"]] = ITS(adapted.model, **accurate(affine_levels())).fit(
         fit_images, method="balance", promise=None, progress=tell
     )
-    methods["headtilt"] = ITS.load(PACKAGED, adapted.model)
+    methods[NAMES["accurate+gate"]] = ITS.load(PACKAGED, adapted.model)
     return Stage(adapted, methods, digit_examples(adapted), NOTES)
 
 
@@ -96,13 +97,15 @@ def own_stage(
     """
     adapted = door.load(model, device=device)
     methods = unfitted(adapted)
-    name = "headtilt, unfitted" if bundle is None else "headtilt"
+    name = NAMES["default" if bundle is None else "accurate+gate"]
     methods[name] = wrapped(adapted, bundle=bundle, strict=strict)
     shown = [] if examples is None else _pictures(examples, adapted)
     if not shown:
         digits = adapted.channels == 1 and adapted.size == 28
         shown = digit_examples(adapted) if digits else photographs(adapted)
-    return Stage(adapted, methods, shown, NOTES | {"headtilt": "What was fitted for this model: its bundle."})
+    return Stage(
+        adapted, methods, shown, NOTES | {NAMES["accurate+gate"]: "The bundle that was fitted for this model."}
+    )
 
 
 def unfitted(adapted: Adapted) -> dict[str, ITS]:
@@ -110,7 +113,7 @@ def unfitted(adapted: Adapted) -> dict[str, ITS]:
     energy = ITS(adapted.model, search=Tree(hypotheses=1, confidence="energy"), padding=adapted.padding, gate=None)
     drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in adapted.model.modules())
     paper = ITS(adapted.model, padding=adapted.padding, **paper3(10 if drops else 1))
-    return {"arg-max energy": energy, "paper's ITS³": paper}
+    return {NAMES["energy"]: energy, NAMES["paper3"]: paper}
 
 
 def digit_examples(adapted: Adapted) -> list[Example]:

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from headtilt.geometry.groups import decompose
+from headtilt.paper.experiments.names import NAMES
 from headtilt.plot.style import label_colours, pixels_of
 from headtilt.result import SearchResult
 
@@ -74,9 +75,9 @@ def cards_of(
     bare = first.bare[0].softmax(dim=-1)
     label = int(bare.argmax())
     right = None if truth is None else label == truth
-    note = "The classifier as it is, asked once."
+    note = "The classifier alone: one view."
     colours = label_colours(labels_of(results))
-    seen = Card("bare model", first.images[0], names[label], float(bare[label]), "as it came", 1, note, right)
+    seen = Card(NAMES["vanilla"], first.images[0], names[label], float(bare[label]), "as it came", 1, note, right)
     found = [replace(seen, colour=colours[label])]
     for name, result in results.items():
         label = int(result.labels[0])

@@ -27,6 +27,7 @@ from headtilt.paper.data.dataset import Dataset
 from headtilt.paper.data.perturb import TestSet, draw, perturb_dataset, schedule
 from headtilt.paper.experiments.demo_text import BARE, OURS, PROMISE, say
 from headtilt.paper.experiments.methods import Predict, Setting, build, searching
+from headtilt.paper.experiments.names import NAMES
 from headtilt.paper.experiments.report import fractions, need_matplotlib, networks, write_json
 from headtilt.presets import accurate, paper3
 from headtilt.result import SearchResult
@@ -160,11 +161,11 @@ def contenders(
 
     return {
         BARE: lambda: build("vanilla", setting),
-        "TTA, mean": lambda: build("tta-mean", setting),
-        "TTA, max": lambda: build("tta-max", setting),
-        "arg-max energy": lambda: build("energy", setting),
-        f"the paper's ITS³ (M={size.passes})": lambda: searching(ITS(model, **paper3(size.passes))),
-        "balanced energy": balanced,
+        NAMES["tta-mean"]: lambda: build("tta-mean", setting),
+        NAMES["tta-max"]: lambda: build("tta-max", setting),
+        NAMES["energy"]: lambda: build("energy", setting),
+        NAMES["paper3"]: lambda: searching(ITS(model, **paper3(size.passes))),
+        NAMES["balanced"]: balanced,
         OURS: ours,
     }
 
@@ -176,7 +177,7 @@ def ask(predict: Predict, test: TestSet, device: str) -> tuple[int, float]:
 
 
 def summary(rows: dict[str, list[Row]], size: Size, count: int) -> dict[str, Any]:
-    """Return the numbers of the table: over all networks, and in what a method loses to the network alone."""
+    """Return the numbers of the table: over all networks, and in what a method loses to the bare model."""
     total = count * size.networks
     bare = rows[BARE]
     methods: dict[str, dict[str, Any]] = {}
@@ -200,7 +201,7 @@ def summary(rows: dict[str, list[Row]], size: Size, count: int) -> dict[str, Any
 def pictures(
     out: Path, report: dict[str, Any], robust: ITS, tilted: TestSet, names: Sequence[str]
 ) -> tuple[str, list[Path]]:
-    """Return in words the search of one digit that the network alone gets wrong, and the files written.
+    """Return in words the search of one digit that the bare model gets wrong, and the files written.
 
     The words and the picture are of one and the same search.
     """
@@ -221,7 +222,7 @@ def pictures(
 
 
 def choose(found: SearchResult, truth: Tensor) -> int:
-    """Return the first digit, turned by 60° to 150°, that the network alone gets wrong and the search right."""
+    """Return the first digit, turned by 60° to 150°, that the bare model gets wrong and the search right."""
     alone = found.bare.argmax(1).cpu()
     turned = decompose(found.perturbation.double()).rotation.abs().rad2deg().cpu()
     rescued = (alone != truth) & (found.labels.cpu() == truth)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headtilt.paper.experiments.names import NAMES
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-BARE, OURS = "the network alone", "headtilt: head + gate"
+BARE, OURS = NAMES["vanilla"], NAMES["accurate+gate"]
 PROMISE = 0.5  # points of upright accuracy that the gate may cost
 
 
@@ -41,20 +43,20 @@ def say(console: Console, report: dict[str, Any], words: str, paths: Sequence[Pa
 
 
 def verdict(report: dict[str, Any]) -> list[str]:
-    """Return who loses to the network alone, and why, in a few sentences."""
+    """Return which methods lose to the bare model, and why, in a few sentences."""
     methods = report["methods"]
     tilted = [name for name, entry in methods.items() if "tilted" in entry["loses"]]
     upright = [name for name, entry in methods.items() if "upright" in entry["loses"]]
     said = []
     if tilted:
-        said.append(f"[red]▼[/red] Worse than no search at all on tilted digits: {'; '.join(tilted)}.")
+        said.append(f"[red]▼[/red] Worse than the bare model on tilted digits: {'; '.join(tilted)}.")
     if upright:
         said.append(f"[yellow]▽[/yellow] Lose more than {PROMISE} points on upright digits: {'; '.join(upright)}.")
     said.append(
-        "Why: energy favours some classes whatever the pose, so the most confident view often shows the wrong digit, "
-        "and a mean drowns the one upright view in sixteen others. Balancing corrects the logits by a linear map; the "
-        "head reads the network at several depths and learns from unlabelled upright digits which views to trust; the "
-        "gate keeps the network's own answer unless it is clearly beaten."
+        "Why: energy prefers some classes in any pose, so the most confident view often shows the wrong digit. A mean "
+        "counts one upright view and sixteen tilted ones alike. Balanced energy corrects the logits with a linear map. "
+        "The head of headtilt reads the network at several depths, and learned from unlabelled upright "
+        "digits which views to trust. The gate keeps the bare model's answer unless another one is clearly better."
     )
     return said
 

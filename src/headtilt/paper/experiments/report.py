@@ -268,7 +268,8 @@ def resolve_device(name: str) -> str:
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0].rstrip(".")
         raise OptionError(
-            f"device must be auto, cpu, cuda or another that torch has here; got {name!r}: {why}."
+            f"device must be auto, cpu, or one that torch can use on this machine; got {name!r}: {why}. "
+            "Use --device cpu, or leave --device out."
         ) from error
     return name
 

@@ -43,7 +43,10 @@ def parse(spec: str) -> tuple[str, int]:
     name, _, seed = spec.partition(":")
     if name not in SHAPES or not (seed or "0").isdecimal() or len(seed) > 9:  # far below what numpy and torch take
         known = ", ".join(SHAPES)
-        raise OptionError(f"a zoo network is one of {known}, with :SEED of up to nine digits; got {spec[:60]!r}.")
+        raise OptionError(
+            f"a zoo network is one of {known}, alone or with a seed of up to nine digits, as in mnist:3; "
+            f"got {spec[:60]!r}."
+        )
     return name, int(seed or 0)
 
 
