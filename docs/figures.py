@@ -133,7 +133,7 @@ BRIEF_SETS = {
     "MNIST": ("mnist-fitted", "mnist-affine"),
     "Fashion-MNIST": ("fashion-mnist-fitted", "fashion-mnist-affine"),
     "GTSRB": ("gtsrb-fitted", "gtsrb-affine"),
-    "CIFAR-10": ("cifar10-fitted",),
+    "CIFAR-10": ("cifar10-fitted", "cifar10-affine"),
     "photographs, MobileNetV2": ("photographs-mobilenet_v2",),
     "photographs, ViT-Ti": ("photographs-vit_tiny",),
 }
