@@ -15,7 +15,8 @@ from headtilt.model import chunking as pace
 from headtilt.model import predictor as predictor_module
 from headtilt.model import state as borrow
 from headtilt.model.evidence import Evidence
-from headtilt.model.predictor import Predictor, Views, everywhere
+from headtilt.model.predictor import Predictor
+from headtilt.model.views import Views, everywhere
 from tests.toys import TinyNet, its, tiny_images
 
 LEVELS = [ht.rotation(), ht.scale()]

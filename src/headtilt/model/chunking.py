@@ -80,8 +80,8 @@ def activations(model: Model, views: int) -> Iterator[list[int]]:
     leaves = [module for module in modules if not any(module.children())]
     # A scripted module runs its parts without Python, and takes no hooks.
     ours = by_this_thread(note)
-    handles = [leaf.register_forward_hook(ours) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)]
-    with unhooked_afterwards(handles):
+    hooks = (leaf.register_forward_hook(ours) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule))
+    with unhooked_afterwards(hooks):
         yield sizes
 
 

@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from headtilt.errors import OptionError, at_least, is_number
 from headtilt.geometry.groups import Group, check_levels
 from headtilt.model.evidence import Evaluate, Evidence, concatenate
-from headtilt.model.predictor import everywhere
+from headtilt.model.views import everywhere
 from headtilt.search.confidence import Confidence, Orbit, is_curvature, resolve
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture, near_identity
 from headtilt.search.lattice import covering, difference, elements, first_step, matrices, wrap

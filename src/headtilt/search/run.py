@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -19,7 +19,8 @@ from headtilt.errors import HeadtiltError, OptionError
 from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.chunking import kind_of, out_of_memory
 from headtilt.model.evidence import Calibrator, Evaluate, Evidence
-from headtilt.model.predictor import Predictor, Views, everywhere
+from headtilt.model.predictor import Predictor
+from headtilt.model.views import Scored, Views, only
 from headtilt.search.found import Found, read_out
 from headtilt.search.plan import Plan, settled
 
@@ -152,34 +153,6 @@ def _fitted_for_it(part: object) -> Iterator[None]:
         raise OptionError(
             f"{type(part).__name__} was fitted for another model: {error}. Fit again, or load the bundle of this model."
         ) from error
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An evaluator whose evidence goes through a calibrator."""
-
-    evaluate: Evaluate
-    calibrator: Calibrator
-
-    def __call__(self, index: Tensor, poses: Tensor) -> Evidence:
-        """Return the calibrated evidence (V, …) of image `index[v]` seen under `poses[v]`."""
-        return self.calibrator(self.evaluate(index, poses))
-
-    def everywhere(self, batch: int, poses: Tensor) -> Evidence:
-        """Return the calibrated evidence (B·P, …) of every image under every pose (P, 3, 3)."""
-        return self.calibrator(everywhere(self.evaluate, batch, poses))
-
-    def of(self, rows: Tensor) -> Scored:
-        """Return the same for those images (n,) alone."""
-        return Scored(only(self.evaluate, rows), self.calibrator)
-
-
-def only(evaluate: Evaluate, rows: Tensor) -> Evaluate:
-    """Return an evaluator of those images (n,) alone, in rising order."""
-    narrowed: Callable[[Tensor], Evaluate] | None = getattr(evaluate, "of", None)
-    if narrowed is not None:
-        return narrowed(rows)
-    return lambda index, poses: evaluate(rows[index], poses)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from headtilt.errors import OptionError, at_least, checked_seed, one_of, positive
 from headtilt.geometry.groups import Group, OneParameterGroup, check_levels, identity_index
 from headtilt.model.evidence import Evaluate, Evidence
-from headtilt.model.predictor import everywhere
+from headtilt.model.views import everywhere
 from headtilt.search.confidence import Confidence, Orbit, check_curvature, is_curvature, resolve
 from headtilt.search.found import Beam, Found, LevelTrace, Posture, near_identity
 

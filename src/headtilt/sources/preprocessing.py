@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.errors import ModelError, OptionError
-from headtilt.model.taps import OUTPUT
+from headtilt.model.outputs import OUTPUT
 
 
 class Normalised(nn.Module):
