@@ -23,15 +23,15 @@ from headtilt.estimator import Estimator
 from headtilt.geometry.groups import Group
 from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding, warn_of_range
 from headtilt.io import bundle, export
-from headtilt.model.evidence import Calibrator, Evidence
+from headtilt.model.evidence import Calibrator
 from headtilt.model.fingerprint import difference, taken
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import Model
 from headtilt.model.taps import checked_features
 from headtilt.progress import Progress, on_terminal
-from headtilt.result import SearchResult, concatenate, own_shape
+from headtilt.result import SearchResult, concatenate, result_of
 from headtilt.search.plan import Plan, made_plan, name_of, taken_by
-from headtilt.search.run import Answer, Searcher
+from headtilt.search.run import Searcher
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -351,13 +351,13 @@ class ITS(Estimator, nn.Module):
     @torch.no_grad()
     def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
         """Yield what the search finds, for as many images at a time as memory should hold."""
+        predictor = self.predictor
         check_images(images)
         if not all_finite(images):
             raise ShapeError(
                 "images must be finite; some pixels are NaN or infinite. Clean them first: images.nan_to_num()."
             )
         warn_of_range(images)
-        predictor = self.predictor
         device, _ = predictor.device_and_dtype(images)
         images = images.to(device)
         how: dict[str, Any] = {"padding": self.padding, "interpolation": self.interpolation, "readout": self.readout}
@@ -368,24 +368,15 @@ class ITS(Estimator, nn.Module):
                 calibrator = balance_of_batch(predictor, images, self.plan.levels, **how)
             searcher = Searcher(predictor, self.plan, calibrator, self.gate, **how)
             for rows, answer in searcher.blocks(images, bare):
-                yield self._result(images[rows], bare.at(rows), answer)
-
-    def _result(self, images: Tensor, bare: Evidence, answer: Answer) -> SearchResult:
-        single = self.predictor.single_logit
-        return SearchResult(
-            logits=own_shape(answer.logits, single),
-            pose=answer.pose,
-            views=answer.found.views,
-            hypotheses=answer.found.beam,
-            trace=answer.found.trace,
-            bare=own_shape(bare.logits, single),
-            gated=answer.kept,
-            pose_confidence=answer.confidence,
-            images=images,
-            padding=self.padding,
-            interpolation=self.interpolation,
-            multilabel=self.plan.confidence == "multilabel",
-        )
+                yield result_of(
+                    images[rows],
+                    bare.logits[rows],
+                    answer,
+                    single_logit=predictor.single_logit,
+                    padding=self.padding,
+                    interpolation=self.interpolation,
+                    multilabel=self.plan.confidence == "multilabel",
+                )
 
     def but(self, **changes: Any) -> Self:
         """Return another wrapper around the same model, fitted as this one is, with some arguments of `ITS` changed.

@@ -23,8 +23,9 @@ from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor
 from headtilt.model.views import only
 from headtilt.search.anneal import Anneal
-from headtilt.search.joint import log_weights, look_where_likely
+from headtilt.search.joint import look_where_likely
 from headtilt.search.lattice import covering, lattice
+from headtilt.search.seen import log_weights
 from tests.toys import TinyNet, tiny_images
 
 

@@ -51,6 +51,12 @@ def warp(
     count, views = images.shape[0], poses.shape[0]  # `len` would fix the batch of an exported graph
     if count != views and count != 1:
         raise ShapeError(f"poses must be as many as images; got {views} poses for {count} images.")
+    checked_padding(padding)
+    return _warped(images, poses, padding, interpolation)
+
+
+def _warped(images: Tensor, poses: Tensor, padding: Padding, interpolation: Interpolation) -> Tensor:
+    """Return what `warp` does of arguments that were checked."""
     height, width = images.shape[-2:]
     exact = images.dtype if images.dtype == torch.float64 else torch.float32
     grid = sampling_grid(poses.to(images.device), height, width).to(exact)
@@ -61,6 +67,8 @@ def warp_all(
     images: Tensor, poses: Tensor, *, padding: Padding = "zeros", interpolation: Interpolation = "bilinear"
 ) -> Tensor:
     """Return every image under every pose, (P, B, C, H, W): what `warp` gives, at a fraction of its cost on a CPU.
+
+    Nothing is checked here: `warp` says what is wrong with its arguments.
 
     Args:
         images: (B, C, H, W).
@@ -73,13 +81,13 @@ def warp_all(
     if images.device.type != "cpu" or not isinstance(padding, str) or (padding == "auto" and (exact or is_compiling())):
         views = images.expand(shape).flatten(0, 1)
         each = poses.repeat_interleave(len(images), dim=0)
-        return warp(views, each, padding=padding, interpolation=interpolation).reshape(shape)
+        return _warped(views, each, padding, interpolation).reshape(shape)
     if padding == "auto":
         return _all_by_frame(images, poses, interpolation)
     # All images as channels of one: where a pixel comes from, and with which weights, is computed once for them all. A
     # GPU, whose threads share out the pixels and not the channels, would idle.
     stack = images.reshape(1, -1, *images.shape[-2:])
-    return warp(stack, poses, padding=padding, interpolation=interpolation).reshape(shape)
+    return _warped(stack, poses, padding, interpolation).reshape(shape)
 
 
 def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
@@ -100,7 +108,6 @@ def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Inte
     """Return `images` (B or 1, C, H, W) read at `grid` (B, H, W, 2), with any padding that `warp` takes."""
     if not isinstance(padding, str):
         return _on_colour(images, grid, padding_colour(padding, images), interpolation)
-    one_of("padding", padding, WORDS)
     if padding == "auto":
         return _by_frame(images.expand(grid.shape[0], -1, -1, -1), grid, interpolation)
     return _read(images, grid, padding, interpolation)

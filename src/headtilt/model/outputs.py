@@ -60,9 +60,9 @@ def two_classes(logits: Tensor) -> Tensor:
     return torch.cat([-logits / 2, logits / 2], dim=-1) if logits.shape[-1] == 1 else logits
 
 
-def check_finite(logits: Tensor) -> None:
+def check_finite(*logits: Tensor) -> None:
     """Raise `ModelError` for NaN, +∞, or −∞ for every class; a class ruled out by −∞ is fine. Synchronises once."""
-    largest = logits.amax(-1)
+    largest = torch.cat([one.amax(-1) for one in logits])
     if bool(largest.isfinite().all()):
         return
     what = "NaN logits" if bool(largest.isnan().any()) else "infinite logits (+∞, or −∞ for every class of a view)"
@@ -147,18 +147,15 @@ def pooled(read: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
     return torch.cat(vectors, dim=1) if vectors else None
 
 
-def check_widths(parts: Sequence[Evidence]) -> None:
-    """Raise `ModelError` where taps gave another number of features for some views than for others."""
-    widths = {part.features.shape[-1] for part in parts if part.features is not None}
+def check_parts(parts: Sequence[Evidence]) -> None:
+    """Raise `ModelError` for logits or features of some views that are NaN, infinite, or wider than those of others."""
+    check_finite(*(part.logits for part in parts))
+    features = [part.features for part in parts if part.features is not None]
+    widths = sorted({one.shape[-1] for one in features})
     if len(widths) > 1:
-        found = " and ".join(map(str, sorted(widths)))
+        found = " and ".join(map(str, widths))
         raise ModelError(f"the feature taps gave {found} numbers per view. Name modules of a fixed width: features=.")
-
-
-def check_evidence(evidence: Evidence) -> None:
-    """Raise `ModelError` for logits or features that are NaN or infinite. Synchronises once for each."""
-    check_finite(evidence.logits)
-    if evidence.features is not None and not bool(evidence.features.isfinite().all()):
+    if features and not bool(torch.stack([one.isfinite().all() for one in features]).all()):
         raise ModelError(
             "the model's features are NaN or infinite. Check its weights, or name other modules: features=."
         )

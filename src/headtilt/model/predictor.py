@@ -30,8 +30,7 @@ from headtilt.model.chunking import (
 from headtilt.model.evidence import Evidence, concatenate, mean_prediction
 from headtilt.model.outputs import (
     as_logits,
-    check_evidence,
-    check_widths,
+    check_parts,
     checked_model,
     logits_in,
     pooled,
@@ -154,8 +153,7 @@ class Predictor:
             found = self._chunked(len(block) * len(poses), block, view, unit=len(block)).reshape(len(poses), -1)
             return found.transpose()
 
-        with self.borrowed():
-            return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
+        return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
 
     @contextmanager
     def borrowed(self) -> Iterator[Read]:
@@ -242,10 +240,8 @@ class Predictor:
                         continue
                     parts.append(part)
                     start = stop
-        check_widths(parts)
-        evidence = concatenate(parts)
-        check_evidence(evidence)
-        return evidence
+                check_parts(parts)
+        return concatenate(parts)
 
     def _chunk(self, images: Tensor) -> int:
         """Return how many views of such images to run at once."""
