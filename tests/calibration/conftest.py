@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor, nn
 
 import headtilt as ht
-from headtilt.calibration import head
 from headtilt.calibration.head import HeadRecipe
 from headtilt.paper import zoo
 from headtilt.paper.data import load
@@ -26,14 +25,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADTILT_CACHE", str(folder))
         yield folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_heads() -> Iterator[None]:
-    """Heads may be trained for a few steps only: most of these tests are of what is done with them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head, "FEWEST_STEPS", 4)
-        yield
 
 
 @pytest.fixture(scope="session")
