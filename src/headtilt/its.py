@@ -24,13 +24,13 @@ from headtilt.geometry.groups import Group
 from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding, warn_of_range
 from headtilt.io import bundle, export
 from headtilt.model.evidence import Calibrator
-from headtilt.model.fingerprint import difference, taken
+from headtilt.model.fingerprint import difference, fingerprint_of
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import Model
 from headtilt.model.taps import checked_features
 from headtilt.progress import Progress, on_terminal
 from headtilt.result import SearchResult, concatenate, result_of
-from headtilt.search.plan import Plan, made_plan, name_of, taken_by
+from headtilt.search.plan import Plan, made_plan, name_of, plans_with_option
 from headtilt.search.run import Searcher
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ITS(Estimator, nn.Module):
     ) -> None:
         super().__init__()
         for name in unknown:
-            _explain(name)
+            _refuse_option(name)
         given = locals()
         self._given = {name: given[name] for name in self._parameters_taken()}
         one_of("readout", readout, ("incumbent", "marginal"))
@@ -208,7 +208,7 @@ class ITS(Estimator, nn.Module):
         Nothing changes unless the whole fit succeeds. The classifier never changes.
         """
         if labels is not None:
-            _without(labels)
+            _warn_of_labels(labels)
         if isinstance(images, Tensor) and images.is_floating_point() and images.numel():
             warn_of_range(images)
         if self.plan.confidence == "multilabel":
@@ -272,7 +272,7 @@ class ITS(Estimator, nn.Module):
             "gate": self.gate,
         }
         report = {**self.report, "reads_features": bool(predictor.features)}
-        bundle.write(folder, options, report, taken(predictor), overwrite=overwrite)
+        bundle.write(folder, options, report, fingerprint_of(predictor), overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], model: Model, *, strict: bool = True) -> ITS:
@@ -406,9 +406,9 @@ class ITS(Estimator, nn.Module):
         return f"search={name_of(self.plan)}, levels={names}, hypotheses={self.plan.hypotheses}"
 
 
-def _explain(option: str) -> None:
+def _refuse_option(option: str) -> None:
     """Raise `OptionError` for an option that `ITS` does not take, saying who does."""
-    plan = taken_by(option)
+    plan = plans_with_option(option)
     close = difflib.get_close_matches(option, ITS._parameters_taken(), n=1)
     advice = f"Did you mean {close[0]}=?" if close else "See help(headtilt.ITS)."
     if plan:
@@ -416,7 +416,7 @@ def _explain(option: str) -> None:
     raise OptionError(f"ITS takes no option {option!r}. {advice}")
 
 
-def _without(labels: object) -> None:
+def _warn_of_labels(labels: object) -> None:
     """Say that labels are not needed; raise `OptionError` for what looks like images."""
     if getattr(labels, "ndim", 1) > 2:
         raise OptionError("fit takes one set of images. Others are held out by name: fit(images, held_out=others).")

@@ -19,7 +19,7 @@ Padding = Literal["auto", "zeros", "border", "reflection"] | float | tuple[float
 Interpolation = Literal["bilinear", "nearest", "bicubic"]
 
 Rows = Tensor | slice  # which images of a batch
-WORDS: tuple[Literal["auto", "zeros", "border", "reflection"], ...] = ("auto", "zeros", "border", "reflection")
+PADDING_WORDS: tuple[Literal["auto", "zeros", "border", "reflection"], ...] = ("auto", "zeros", "border", "reflection")
 FLAT_TOLERANCE = 0.04  # of the range [0, 1]: ten steps of a byte, more than JPEG adds to a plain background
 FLAT_SHARE = 0.75  # of the frame: an object may touch it
 BYTES_ABOVE, NORMALISED_BELOW = 10.0, -0.5  # pixels: no resampling takes those of 0 … 1 so far
@@ -110,10 +110,10 @@ def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Inte
         return _on_colour(images, grid, padding_colour(padding, images), interpolation)
     if padding == "auto":
         return _by_frame(images.expand(grid.shape[0], -1, -1, -1), grid, interpolation)
-    return _read(images, grid, padding, interpolation)
+    return _sampled(images, grid, padding, interpolation)
 
 
-def _read(images: Tensor, grid: Tensor, padding: str, interpolation: Interpolation) -> Tensor:
+def _sampled(images: Tensor, grid: Tensor, padding: str, interpolation: Interpolation) -> Tensor:
     """Return what `grid_sample` does; cubic curves overshoot at edges, and no pixel leaves the range of its channel."""
     whole = images.expand(grid.shape[0], -1, -1, -1)
     read = F.grid_sample(whole, grid, mode=interpolation, padding_mode=padding, align_corners=False)
@@ -168,7 +168,7 @@ def padding_values(padding: object) -> Tensor:
 def checked_padding(padding: Any) -> Padding:
     """Return a padding; raise `OptionError` unless it is a word that is known, or finite numbers."""
     if isinstance(padding, str):
-        one_of("padding", padding, WORDS)
+        one_of("padding", padding, PADDING_WORDS)
     else:
         padding_values(padding)
     return cast(Padding, padding)
@@ -238,9 +238,9 @@ def _pixel_centres(size: int, like: Tensor) -> Tensor:
 def _on_colour(images: Tensor, grid: Tensor, colour: Tensor, interpolation: Interpolation) -> Tensor:
     """Return images read at a grid, on a ground of a colour (B or 1, C or 1, 1, 1)."""
     if interpolation == "nearest":  # pixels are moved and not computed with: each stays what it is, to the last bit
-        inside = _read(torch.ones_like(images[:, :1]), grid, "zeros", interpolation)
-        return torch.where(inside > 0, _read(images, grid, "zeros", interpolation), colour)
-    return _read(images - colour, grid, "zeros", interpolation).add_(colour)
+        inside = _sampled(torch.ones_like(images[:, :1]), grid, "zeros", interpolation)
+        return torch.where(inside > 0, _sampled(images, grid, "zeros", interpolation), colour)
+    return _sampled(images - colour, grid, "zeros", interpolation).add_(colour)
 
 
 def _by_frame(images: Tensor, grid: Tensor, interpolation: Interpolation) -> Tensor:
@@ -257,7 +257,7 @@ def _by_frame(images: Tensor, grid: Tensor, interpolation: Interpolation) -> Ten
     if is_compiling() or images.device.type != "cpu":
         # A graph cannot branch on what it sees, and a GPU would have to be waited for: resampling twice is less.
         return torch.where(flat[:, None, None, None], coloured(slice(None)), mirrored(slice(None)))
-    return _by_kind(flat, coloured, mirrored, 0)
+    return _by_flatness(flat, coloured, mirrored, 0)
 
 
 def _all_by_frame(images: Tensor, poses: Tensor, interpolation: Interpolation) -> Tensor:
@@ -273,10 +273,12 @@ def _all_by_frame(images: Tensor, poses: Tensor, interpolation: Interpolation) -
     def mirrored(rows: Rows) -> Tensor:
         return warp_all(images[rows], poses, padding="reflection", interpolation=interpolation)
 
-    return _by_kind(flat, coloured, mirrored, 1)
+    return _by_flatness(flat, coloured, mirrored, 1)
 
 
-def _by_kind(flat: Tensor, coloured: Callable[[Rows], Tensor], mirrored: Callable[[Rows], Tensor], axis: int) -> Tensor:
+def _by_flatness(
+    flat: Tensor, coloured: Callable[[Rows], Tensor], mirrored: Callable[[Rows], Tensor], axis: int
+) -> Tensor:
     """Return what one function makes of the flat rows and another of the rest, put together in order along an axis.
 
     Args:

@@ -40,7 +40,7 @@ def fitting_chunk(device: torch.device, activation: int) -> int:
     return min(max(budget // max(activation, 1), 1), MOST_VIEWS[kind_of(device)])
 
 
-def even_size(device: torch.device, count: int, most: int) -> int:
+def filled_size(device: torch.device, count: int, most: int) -> int:
     """Return how many views to run where `count` are wanted: on a GPU one of few sizes, four to the octave.
 
     cuDNN plans every convolution anew for each batch size that it has not met. A gate that lets some images go leaves

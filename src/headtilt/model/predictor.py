@@ -21,7 +21,7 @@ from headtilt.model.chunking import (
     automatic_chunk,
     channels_last,
     convolves_faster_with_channels_last,
-    even_size,
+    filled_size,
     fitting_chunk,
     kind_of,
     out_of_memory,
@@ -222,13 +222,13 @@ class Predictor:
             made = view(part).to(device=device, dtype=dtype)
             if unit is None:
                 return made
-            spare = even_size(device, len(made), most) - len(made)
+            spare = filled_size(device, len(made), most) - len(made)
             if spare:
                 made = torch.cat([made, made[-1:].expand(spare, -1, -1, -1)])
             return channels_last(made) if self.layouts.get((device, dtype)) else made
 
         with torch.no_grad():
-            self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
+            self._find_chunk_and_layout(shape, lambda: views(slice(0, min(count, 2))))
             with self.borrowed() as read:
                 start = 0
                 while start < count:
@@ -249,7 +249,7 @@ class Predictor:
             self.chunks.get((images.shape[1:], *self.device_and_dtype(images))) or self.chunk or automatic_chunk(images)
         )
 
-    def _get_acquainted(self, shape: tuple[Any, ...], few: Callable[[], Tensor]) -> None:
+    def _find_chunk_and_layout(self, shape: tuple[Any, ...], few: Callable[[], Tensor]) -> None:
         """Find out, at the first views of a shape, how many the device bears at once and in which layout they run."""
         layout = shape[1:]
         if layout not in self.layouts and not convolves_faster_with_channels_last(self.model, shape[1]):

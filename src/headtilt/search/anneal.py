@@ -13,7 +13,7 @@ from headtilt.search.confidence import Confidence
 from headtilt.search.found import Found
 from headtilt.search.joint import check_pointwise, look, look_around
 from headtilt.search.lattice import covering, wrap
-from headtilt.search.seen import harvest, join, judge
+from headtilt.search.seen import confidence_of_seen, harvest, join
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Anneal:
         generator = torch.Generator().manual_seed(self.seed)
         start, poses = covering(self.levels, self.budget // 3, root.logits)
         seen = look_around(evaluate, start, poses, root)
-        confidence = judge(self.confidence, seen, self.levels)
+        confidence = confidence_of_seen(self.confidence, seen, self.levels)
         best = confidence.max(dim=1)
         here = seen.coordinates[torch.arange(len(best.indices), device=start.device), best.indices]
         level = best.values
@@ -81,11 +81,11 @@ class Anneal:
             proposal = wrap(self.levels, here + move.to(here))
             step = look(evaluate, self.levels, proposal[:, None])
             seen = join(seen, step)
-            score = judge(self.confidence, step, self.levels)[:, 0]
+            score = confidence_of_seen(self.confidence, step, self.levels)[:, 0]
             accept = luck.log().to(score) * self.hot * heat < score - level
             here = torch.where(accept[:, None], proposal, here)
             level = torch.where(accept, score, level)
-        return harvest(self.levels, seen, judge(self.confidence, seen, self.levels), self.hypotheses, root)
+        return harvest(self.levels, seen, confidence_of_seen(self.confidence, seen, self.levels), self.hypotheses, root)
 
 
 def _span(group: Group) -> float:

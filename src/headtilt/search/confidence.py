@@ -180,7 +180,7 @@ def resolve(confidence: str | Confidence, width: float | None = None) -> Confide
     )
 
 
-def judged(measure: str | Confidence, evidence: Evidence, orbit: Orbit, active: Tensor) -> Tensor:
+def confidence_of_views(measure: str | Confidence, evidence: Evidence, orbit: Orbit, active: Tensor) -> Tensor:
     """Return the confidence (B, K, N) of views, −inf where the hypothesis (B, K) is not active; NaN is an error."""
     confidence = resolve(measure)(evidence, orbit)
     expected = evidence.logits.shape[:-1]

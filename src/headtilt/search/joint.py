@@ -20,7 +20,7 @@ from headtilt.model.views import everywhere
 from headtilt.search.confidence import Confidence, is_curvature, resolve
 from headtilt.search.found import Found
 from headtilt.search.lattice import covering, elements, first_step, matrices, wrap
-from headtilt.search.seen import Seen, harvest, join, judge, select
+from headtilt.search.seen import Seen, confidence_of_seen, harvest, join, select
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,15 @@ class Joint:
             seen = look_where_likely(evaluate, points, poses, root, self.coarse, self.mass)
         step = points.new_tensor([first_step(group, self.coarse) for group in self.levels] if self.rounds else [])
         for keep in survivors:
-            best = select(judge(self.confidence, seen, self.levels)[:, None], seen.evidence.labels[:, None], keep)
+            best = select(
+                confidence_of_seen(self.confidence, seen, self.levels)[:, None], seen.evidence.labels[:, None], keep
+            )
             centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
             moves = torch.cat([torch.diag(step), -torch.diag(step)])
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
             seen = join(seen, look(evaluate, self.levels, around))
             step = step / 2
-        return harvest(self.levels, seen, judge(self.confidence, seen, self.levels), self.hypotheses, root)
+        return harvest(self.levels, seen, confidence_of_seen(self.confidence, seen, self.levels), self.hypotheses, root)
 
 
 def check_pointwise(confidence: str | Confidence) -> None:

@@ -122,7 +122,7 @@ def first_step(group: Group, count: int) -> float:
     return 2 * math.pi / max(count, 8) if group.periodic else group.reach / 3
 
 
-def difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
+def shortest_difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
     """Return differences of coordinates (…, L) by the shorter way round; elements of finite groups have no mean."""
     columns = []
     for place, group in enumerate(levels):

@@ -41,7 +41,7 @@ def name_of(plan: Plan) -> str:
     return type(plan).__name__.lower()
 
 
-def taken_by(option: str) -> str | None:
+def plans_with_option(option: str) -> str | None:
     """Return which plans take an option, in words; None where none does."""
     kinds = [kind.__name__ for kind in PLANS.values() if option in {item.name for item in fields(kind)}]
     return " or ".join(f"{kind}({option}=…)" for kind in kinds) or None

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from headtilt.geometry.groups import Group
 from headtilt.model.evidence import Evidence, concatenate
-from headtilt.search.confidence import Confidence, Orbit, judged
+from headtilt.search.confidence import Confidence, Orbit, confidence_of_views
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture
-from headtilt.search.lattice import difference, matrices, wrap
+from headtilt.search.lattice import matrices, shortest_difference, wrap
 
 REFERENCE_VIEWS = 16  # as many as all views beside the identity count for, where there are more of them
 CANDIDATES = 8  # views among which the pose with the most mass around it is looked for
@@ -69,11 +69,13 @@ class Scattered(Orbit):
     levels: tuple[Group, ...] = ()
 
 
-def judge(measure: str | Confidence, seen: Seen, levels: tuple[Group, ...]) -> Tensor:
+def confidence_of_seen(measure: str | Confidence, seen: Seen, levels: tuple[Group, ...]) -> Tensor:
     """Return the confidence (B, V) of each view under a pointwise measure."""
     batch, views = seen.coordinates.shape[:2]
     active = torch.ones(batch, 1, dtype=torch.bool, device=seen.poses.device)
-    said = judged(measure, seen.evidence.reshape(batch, 1, views), Scattered(levels[0], views, levels), active)[:, 0]
+    said = confidence_of_views(
+        measure, seen.evidence.reshape(batch, 1, views), Scattered(levels[0], views, levels), active
+    )[:, 0]
     return said.masked_fill(~seen.looked, float("-inf"))
 
 
@@ -176,7 +178,10 @@ def posture(
     best = around.sum(2).argmax(1, keepdim=True)
     local = around.gather(1, best[..., None].expand(-1, -1, around.shape[2]))[:, 0]
     centre = coordinates[rows, candidates.gather(1, best)]
-    moved = centre[:, 0] + (local[..., None] * difference(levels, coordinates - centre)).sum(1) / local.sum(1)[:, None]
+    moved = (
+        centre[:, 0]
+        + (local[..., None] * shortest_difference(levels, coordinates - centre)).sum(1) / local.sum(1)[:, None]
+    )
     close = near_identity(poses) if close is None else close
     here = weighed.masked_fill(~close, float("-inf")).logsumexp(1)
     away = weighed.masked_fill(close, float("-inf")).logsumexp(1)

@@ -13,7 +13,7 @@ from headtilt.errors import at_least, checked_seed, one_of, positive
 from headtilt.geometry.groups import Group, OneParameterGroup, check_levels, identity_index
 from headtilt.model.evidence import Evaluate, Evidence
 from headtilt.model.views import everywhere
-from headtilt.search.confidence import Confidence, Orbit, check_curvature, is_curvature, judged, resolve
+from headtilt.search.confidence import Confidence, Orbit, check_curvature, confidence_of_views, is_curvature, resolve
 from headtilt.search.found import Beam, Found, LevelTrace, Posture, root_beam, take
 from headtilt.search.seen import near_identity, select
 
@@ -115,7 +115,7 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
     for depth, group in enumerate(tree.levels):
         orbit = Orbit(group, len(group.grid(tree.samples)))
         poses, evidence = expand(evaluate, beam, orbit, alike=depth == 0)
-        confidence = judged(measure, evidence, orbit, beam.active)
+        confidence = confidence_of_views(measure, evidence, orbit, beam.active)
         here = identity_index(group, orbit.samples)
         scores = _accepted(tree, beam, confidence, here, depth)
         noise = _gumbel(scores, generator) * tree.temperature if tree.traversal == "boltzmann" else None
