@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 import headtilt as ht
+from headtilt.calibration import head
 from headtilt.calibration.head import HeadRecipe
 from headtilt.paper import zoo
 from headtilt.paper.data import load
@@ -25,6 +26,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADTILT_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="module", autouse=True)  # for longer it would reach tests of other folders
+def quick_heads() -> Iterator[None]:
+    """Heads may be trained for hardly any steps: most of these tests are of what is done with them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "FEWEST_STEPS", 4)
+        yield
 
 
 @pytest.fixture(scope="session")
