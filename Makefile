@@ -32,7 +32,7 @@ types: $(VENV)/.installed  ## Types, by mypy.
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed  ## The tests, with their coverage.
-	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
 
 docs: $(VENV)/.installed  ## The documentation, strictly, into site/.
 	$(BIN)/mkdocs build --strict

@@ -30,7 +30,7 @@ import headtilt as ht
 from hardening.record import ROOT, record
 from headtilt.calibration.gate import Gate
 from headtilt.calibration.head import HeadRecipe
-from headtilt.model.predictor import Views
+from headtilt.model.views import Views
 from headtilt.result import SearchResult
 from tests.toys import TinyNet, fingerprint, tiny_images
 

@@ -1,4 +1,4 @@
-"""One hypothesis profile and one thread for everybody: the same examples and sums on every machine, and no clock."""
+"""One hypothesis profile, one thread and short fits for everybody: the same on every machine, and no clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.toys import TinyNet, tiny_images
+from tests.toys import TinyNet, shorten_fits, tiny_images
 
 settings.register_profile(
     "ci",
@@ -20,6 +20,8 @@ settings.register_profile(
 settings.load_profile("ci")
 # The tensors here are tiny: more threads cost more than they give.
 torch.set_num_threads(1)
+# Most tests are of what is done with a fit, and not of how good it is: a few steps of training will do.
+shorten_fits()
 
 
 @pytest.fixture

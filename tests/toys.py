@@ -10,9 +10,11 @@ import hashlib
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from headtilt.calibration import head, proposals
 from headtilt.geometry.groups import OneParameterGroup
 from headtilt.its import ITS
 from headtilt.model.evidence import Evidence
@@ -225,3 +228,22 @@ def same(first: SearchResult, second: SearchResult) -> None:
     for one, other in zip(first.trace, second.trace, strict=True):
         assert torch.equal(one.chosen, other.chosen)
         assert torch.equal(one.labels[one.active], other.labels[one.active])
+
+
+WHOLE = {head: ("FEWEST_STEPS", head.FEWEST_STEPS), proposals: ("STEPS", proposals.STEPS)}
+SHORT = 60  # steps
+
+
+def shorten_fits() -> None:
+    """Have heads and proposals trained for a few steps only."""
+    for module, (name, _) in WHOLE.items():
+        setattr(module, name, SHORT)
+
+
+@contextmanager
+def whole_fits() -> Iterator[None]:
+    """Have fits be as long as a user's, for tests of how good they are."""
+    with ExitStack() as stack:
+        for module, (name, steps) in WHOLE.items():
+            stack.enter_context(mock.patch.object(module, name, steps))
+        yield

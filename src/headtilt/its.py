@@ -24,15 +24,15 @@ from headtilt.estimator import Estimator
 from headtilt.geometry.groups import Group
 from headtilt.geometry.warp import Interpolation, Padding, all_finite, check_images, checked_padding, warn_of_range
 from headtilt.io import bundle, export
-from headtilt.model.evidence import Calibrator, Evidence
-from headtilt.model.fingerprint import difference, taken
+from headtilt.model.evidence import Calibrator
+from headtilt.model.fingerprint import difference, fingerprint_of
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import Model, alone
 from headtilt.model.taps import checked_features
 from headtilt.progress import Progress, on_terminal
-from headtilt.result import SearchResult, concatenate, own_shape
-from headtilt.search.plan import Plan, made_plan, name_of, taken_by
-from headtilt.search.run import Answer, Searcher
+from headtilt.result import SearchResult, concatenate, result_of
+from headtilt.search.plan import Plan, made_plan, name_of, plans_with_option
+from headtilt.search.run import Searcher
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,7 +109,7 @@ class ITS(Estimator, nn.Module):
     ) -> None:
         super().__init__()
         for name in unknown:
-            _explain(name)
+            _refuse_option(name)
         given = locals()
         self._given = {name: given[name] for name in self._parameters_taken()}
         one_of("readout", readout, ("incumbent", "marginal"))
@@ -233,7 +233,7 @@ class ITS(Estimator, nn.Module):
         Nothing changes unless the whole fit succeeds. The classifier never changes.
         """
         if labels is not None:
-            _without(labels)
+            _warn_of_labels(labels)
         if isinstance(images, Tensor) and images.is_floating_point() and images.numel():
             warn_of_range(images)
         if self.plan.confidence == "multilabel":
@@ -297,7 +297,7 @@ class ITS(Estimator, nn.Module):
             "gate": self.gate,
         }
         report = {**self.report, "reads_features": bool(predictor.features)}
-        bundle.write(folder, options, report, taken(predictor), overwrite=overwrite)
+        bundle.write(folder, options, report, fingerprint_of(predictor), overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], model: Model, *, strict: bool = True) -> ITS:
@@ -376,13 +376,13 @@ class ITS(Estimator, nn.Module):
     @torch.no_grad()
     def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
         """Yield what the search finds, for as many images at a time as memory should hold."""
+        predictor = self.predictor
         check_images(images)
         if not all_finite(images):
             raise ShapeError(
                 "images must be finite; some pixels are NaN or infinite. Clean them first: images.nan_to_num()."
             )
         warn_of_range(images)
-        predictor = self.predictor
         device, _ = predictor.device_and_dtype(images)
         images = images.to(device)
         how: dict[str, Any] = {"padding": self.padding, "interpolation": self.interpolation, "readout": self.readout}
@@ -393,24 +393,15 @@ class ITS(Estimator, nn.Module):
                 calibrator = balance_of_batch(predictor, images, self.plan.levels, **how)
             searcher = Searcher(predictor, self.plan, calibrator, self.gate, **how)
             for rows, answer in searcher.blocks(images, bare):
-                yield self._result(images[rows], bare.at(rows), answer)
-
-    def _result(self, images: Tensor, bare: Evidence, answer: Answer) -> SearchResult:
-        single = self.predictor.single_logit
-        return SearchResult(
-            logits=own_shape(answer.logits, single),
-            pose=answer.pose,
-            views=answer.found.views,
-            hypotheses=answer.found.beam,
-            trace=answer.found.trace,
-            bare=own_shape(bare.logits, single),
-            gated=answer.kept,
-            pose_confidence=answer.confidence,
-            images=images,
-            padding=self.padding,
-            interpolation=self.interpolation,
-            multilabel=self.plan.confidence == "multilabel",
-        )
+                yield result_of(
+                    images[rows],
+                    bare.logits[rows],
+                    answer,
+                    single_logit=predictor.single_logit,
+                    padding=self.padding,
+                    interpolation=self.interpolation,
+                    multilabel=self.plan.confidence == "multilabel",
+                )
 
     def but(self, **changes: Any) -> Self:
         """Return another wrapper around the same model, fitted as this one is, with some arguments of `ITS` changed.
@@ -442,9 +433,9 @@ class ITS(Estimator, nn.Module):
         return f"search={name_of(self.plan)}, levels={names}, hypotheses={self.plan.hypotheses}"
 
 
-def _explain(option: str) -> None:
+def _refuse_option(option: str) -> None:
     """Raise `OptionError` for an option that `ITS` does not take, saying who does."""
-    plan = taken_by(option)
+    plan = plans_with_option(option)
     close = difflib.get_close_matches(option, ITS._parameters_taken(), n=1)
     advice = f"Did you mean {close[0]}=?" if close else "See help(headtilt.ITS)."
     if plan:
@@ -469,7 +460,7 @@ def _check_lattice(calibrator: object, fitted: Plan, plan: Plan) -> None:
         )
 
 
-def _without(labels: object) -> None:
+def _warn_of_labels(labels: object) -> None:
     """Say that labels are not needed; raise `OptionError` for what looks like images."""
     if getattr(labels, "ndim", 1) > 2:
         raise OptionError("fit takes one set of images. Others are held out by name: fit(images, held_out=others).")

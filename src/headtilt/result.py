@@ -16,6 +16,7 @@ from headtilt.geometry.groups import decompose, invert
 from headtilt.geometry.warp import Interpolation, Padding, warp
 from headtilt.model.outputs import two_classes
 from headtilt.search.found import Beam, Trace, of_images, spread_out, stack
+from headtilt.search.run import Answer
 
 SHOWN = 10  # images that a printed result names
 
@@ -191,6 +192,33 @@ class SearchResult:
                 sure = f"{float(beam.confidence[index, slot]):.3g}".replace("-", "−")
                 lines.append(f"  rival: {tilt} → {name(rival)}, confidence {sure}")
         return "\n".join(lines)
+
+
+def result_of(
+    images: Tensor,
+    bare: Tensor,
+    answer: Answer,
+    *,
+    single_logit: bool,
+    padding: Padding,
+    interpolation: Interpolation,
+    multilabel: bool,
+) -> SearchResult:
+    """Return what users get to see of the answer for images (B, C, H, W) whose bare logits are (B, Y)."""
+    return SearchResult(
+        logits=own_shape(answer.logits, single_logit),
+        pose=answer.pose,
+        views=answer.found.views,
+        hypotheses=answer.found.beam,
+        trace=answer.found.trace,
+        bare=own_shape(bare, single_logit),
+        gated=answer.kept,
+        pose_confidence=answer.confidence,
+        images=images,
+        padding=padding,
+        interpolation=interpolation,
+        multilabel=multilabel,
+    )
 
 
 def own_shape(logits: Tensor, single: bool) -> Tensor:

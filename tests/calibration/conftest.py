@@ -28,9 +28,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # for longer it would reach tests of other folders
 def quick_heads() -> Iterator[None]:
-    """Heads may be trained for a few steps only: most of these tests are of what is done with them."""
+    """Heads may be trained for hardly any steps: most of these tests are of what is done with them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head, "FEWEST_STEPS", 4)
         yield

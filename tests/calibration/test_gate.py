@@ -34,8 +34,8 @@ from headtilt.model.evidence import Evidence
 from headtilt.paper import data as ht_data
 from headtilt.paper.data.perturb import draw, perturb_dataset
 from headtilt.result import concatenate
-from headtilt.search.found import Posture, read_out
-from headtilt.search.run import decide
+from headtilt.search.found import Posture
+from headtilt.search.run import decide, read_out
 from tests.toys import its
 
 from .toys import found, twin

@@ -21,7 +21,7 @@ from headtilt.errors import OptionError
 from headtilt.geometry.groups import rotation
 from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor
-from headtilt.search.joint import log_weights
+from headtilt.search.seen import log_weights
 from tests.toys import TEMPLATES, TemplateMatcher, render
 
 from .toys import accuracy

@@ -12,8 +12,8 @@ import headtilt as ht
 from headtilt.calibration.gate import Gate
 from headtilt.calibration.head import HeadRecipe
 from headtilt.geometry.groups import decompose
-from headtilt.search.joint import log_weights, posture
 from headtilt.search.lattice import lattice, matrices
+from headtilt.search.seen import log_weights, posture
 from tests.toys import TinyNet, tiny_images
 
 from .conftest import QUICK

@@ -15,7 +15,7 @@ from headtilt.io import bundle
 from headtilt.model.evidence import Evidence
 from headtilt.search.joint import look_where_likely
 from headtilt.search.lattice import covering
-from tests.toys import TinyNet, tiny_images
+from tests.toys import TinyNet, tiny_images, whole_fits
 
 LEVELS = (ht.rotation(), ht.scale(0.25))
 
@@ -88,7 +88,8 @@ def test_nearness_is_one_where_nothing_is_left():
 @pytest.fixture(scope="module")
 def quick(digits_net, upright) -> ht.ITS:
     robust = ht.ITS(digits_net, LEVELS, search=ht.Joint(budget=8, lattice=32), readout="marginal")
-    return robust.fit(upright, recipe=ht.HeadRecipe(looks=2, views=12, epochs=16, hidden=48), promise=1.0)
+    with whole_fits():
+        return robust.fit(upright, recipe=ht.HeadRecipe(looks=2, views=12, epochs=16, hidden=48), promise=1.0)
 
 
 def test_a_fit_teaches_it_and_says_so(quick):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import headtilt as ht
 from headtilt.model.evidence import Evidence
-from headtilt.search.found import Found
-from headtilt.search.tree import root_beam
+from headtilt.search.found import Found, root_beam
 from tests.toys import ungated
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from headtilt.paper.experiments.demo import Row, Size, summary
 from headtilt.paper.experiments.demo_text import BARE, OURS, verdict
+from tests.toys import whole_fits
 
 for needed in ("matplotlib", "sklearn", "safetensors"):
     pytest.importorskip(needed)
@@ -22,7 +23,7 @@ def demo(tmp_path_factory):
     from headtilt.cli import app
 
     out = tmp_path_factory.mktemp("demo") / "pictures"
-    with pytest.MonkeyPatch.context() as patch:
+    with whole_fits(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
         patch.setenv("HEADTILT_CACHE", str(out.parent / "cache"))
         patch.delenv("HEADTILT_DATA", raising=False)

@@ -24,14 +24,15 @@ from headtilt.calibration.sampler import Orbits, Sampler
 from headtilt.errors import DataError, MissingExtraError, ModelError, OptionError
 from headtilt.geometry.warp import warp_all
 from headtilt.io import bundle, export
-from headtilt.model import taps
+from headtilt.model import outputs
 from headtilt.model.evidence import Evidence
 from headtilt.model.fingerprint import difference, of_noise
 from headtilt.model.predictor import Predictor
+from headtilt.model.views import only
 from headtilt.search.anneal import Anneal
-from headtilt.search.joint import log_weights, look_where_likely
+from headtilt.search.joint import look_where_likely
 from headtilt.search.lattice import covering, lattice
-from headtilt.search.run import only
+from headtilt.search.seen import log_weights
 from tests.toys import TinyNet, tiny_images
 
 
@@ -182,7 +183,7 @@ def test_an_export_without_its_extra_says_what_to_install(monkeypatch, tmp_path)
 
 def test_features_of_a_plain_callable_are_refused_in_a_sentence():
     with pytest.raises(OptionError, match=r"^features need an nn\.Module; a plain callable has none"):
-        taps.tapped_module(lambda images: images, "layer")
+        outputs.tapped_module(lambda images: images, "layer")
 
 
 def test_what_goes_with_an_exported_file_has_names_that_readers_know():

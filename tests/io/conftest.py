@@ -1,5 +1,5 @@
 """Files are written of what the tests of fitting fit."""
 
-from tests.calibration.conftest import cache, digits_net, fitted, quick_heads, tilted, upright
+from tests.calibration.conftest import cache, digits_net, fitted, tilted, upright
 
-__all__ = ["cache", "digits_net", "fitted", "quick_heads", "tilted", "upright"]
+__all__ = ["cache", "digits_net", "fitted", "tilted", "upright"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import headtilt as ht
 from headtilt.calibration.head import HeadRecipe
 from headtilt.io import bundle
-from headtilt.model.fingerprint import Fingerprint, distance, of_noise, taken
+from headtilt.model.fingerprint import Fingerprint, distance, fingerprint_of, of_noise
 from headtilt.model.predictor import Predictor
 from tests.toys import TinyNet, tiny_images
 
@@ -148,7 +148,7 @@ def test_a_model_that_takes_no_noise_has_no_fingerprint() -> None:
 
     predictor = Predictor(fastidious)
     predictor(tiny_images(3))
-    assert taken(predictor) is None
+    assert fingerprint_of(predictor) is None
 
 
 def test_a_fingerprint_is_the_models_answers_and_distances_count_in_their_deviations(net) -> None:

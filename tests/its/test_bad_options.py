@@ -8,8 +8,8 @@ import pytest
 
 import headtilt as ht
 from headtilt.geometry.groups import OneParameterGroup, check_levels
+from headtilt.model.outputs import tapped_module
 from headtilt.model.predictor import Predictor
-from headtilt.model.taps import tapped_module
 from headtilt.search.anneal import Anneal
 from headtilt.search.confidence import curvature_operator
 from headtilt.search.tree import Tree

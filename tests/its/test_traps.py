@@ -24,6 +24,7 @@ from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import dropout_mask
 from headtilt.search import confidence as measures
+from headtilt.search import seen as seen_module
 from headtilt.search import tree as tree_module
 from headtilt.search.confidence import Orbit, curvature_operator
 from headtilt.search.tree import Tree
@@ -304,7 +305,7 @@ def test_the_beam_is_joint():
     def one_child_each(scores, labels, keep):
         return scores.argmax(-1) + torch.arange(3) * 3
 
-    keeps_the_best_of_all(tree_module.select)
+    keeps_the_best_of_all(seen_module.select)
     refuses(keeps_the_best_of_all, one_child_each)
 
 
@@ -315,8 +316,8 @@ def test_missing_labels_leave_slots_empty():
     def says_what_is_missing(select):
         assert select(scores, labels, 4).tolist() == [[2, 0, -1, -1]]
 
-    says_what_is_missing(tree_module.select)
-    refuses(says_what_is_missing, lambda *args: tree_module.select(*args).clamp_min(0))
+    says_what_is_missing(seen_module.select)
+    refuses(says_what_is_missing, lambda *args: seen_module.select(*args).clamp_min(0))
     found = ungated(
         lambda views: torch.cat([views.flatten(1)[:, :1], -views.flatten(1)[:, :1]], 1), samples=5, hypotheses=4
     )
@@ -329,7 +330,7 @@ def test_labels_are_not_repeated_among_hypotheses(net, images):
         kept = labels.flatten(1).gather(1, select(scores, labels, 3))[0].tolist()
         assert len(set(kept)) == 3
 
-    one_hypothesis_per_label(tree_module.select)
+    one_hypothesis_per_label(seen_module.select)
     refuses(one_hypothesis_per_label, lambda scores, labels, keep: torch.tensor([[0, 3, 7]]))
 
 

@@ -15,7 +15,8 @@ from headtilt.model import chunking as pace
 from headtilt.model import predictor as predictor_module
 from headtilt.model import state as borrow
 from headtilt.model.evidence import Evidence
-from headtilt.model.predictor import Predictor, Views, everywhere
+from headtilt.model.predictor import Predictor
+from headtilt.model.views import Views, everywhere
 from tests.toys import TinyNet, its, tiny_images
 
 LEVELS = [ht.rotation(), ht.scale()]
@@ -284,13 +285,13 @@ def test_a_model_borrowed_already_is_not_copied_again(monkeypatch):
 @pytest.mark.parametrize("count", [*range(1, 70), 999, 1025, 5000])
 def test_a_gpu_sees_four_sizes_to_the_octave_and_little_in_vain(count):
     gpu = torch.device("cuda")
-    size = pace.even_size(gpu, count, 10_000)
+    size = pace.filled_size(gpu, count, 10_000)
     assert count <= size <= 1.25 * count
     assert size >> max(size.bit_length() - 3, 0) << max(size.bit_length() - 3, 0) == size
-    assert pace.even_size(gpu, count, count) == count
-    assert pace.even_size(gpu, count, count - 1) == count
-    assert pace.even_size(gpu, count, count + 1) in (count, count + 1)
-    assert pace.even_size(CPU, count, 10_000) == count
+    assert pace.filled_size(gpu, count, count) == count
+    assert pace.filled_size(gpu, count, count - 1) == count
+    assert pace.filled_size(gpu, count, count + 1) in (count, count + 1)
+    assert pace.filled_size(CPU, count, 10_000) == count
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -303,7 +304,9 @@ def test_filling_up_a_chunk_changes_no_answer(passes, monkeypatch):
 
     model = TinyNet()
     plain = seen(Predictor(model, chunk=16, mc_passes=passes, features="classifier"))
-    monkeypatch.setattr("headtilt.model.predictor.even_size", lambda device, count, most: min(-(-count // 8) * 8, most))
+    monkeypatch.setattr(
+        "headtilt.model.predictor.filled_size", lambda device, count, most: min(-(-count // 8) * 8, most)
+    )
     model.register_forward_pre_hook(lambda module, inputs: shown.append(len(inputs[0])))
     filled = seen(Predictor(model, chunk=16, mc_passes=passes, features="classifier"))
     assert {5, 16} <= set(shown)  # the images as they came, and ten views filled up

@@ -16,9 +16,9 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.model.chunking import automatic_chunk
 from headtilt.model.evidence import Evidence
+from headtilt.model.outputs import tapped_module
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import dropout_mask
-from headtilt.model.taps import tapped_module
 from tests.toys import TinyNet, tiny_images
 
 PASSES = 6

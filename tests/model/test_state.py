@@ -227,6 +227,69 @@ def test_borrowing_a_model_twice_in_the_same_thread_is_fine():
     assert model.training
 
 
+def test_a_hook_that_cannot_be_put_on_leaves_none_of_the_others_behind(images):
+    class Deaf(nn.Linear):
+        def register_forward_pre_hook(self, *arguments, **named):
+            raise RuntimeError("this module takes no hooks")
+
+    model = restless("eval")
+    model.last = Deaf(144, 5)
+    before = fingerprint(model)
+    with pytest.raises(RuntimeError, match="takes no hooks"):
+        Predictor(model, features=["norm:out", "last"])(images)
+    assert fingerprint(model) == before
+
+
+def test_taps_are_put_on_once_for_all_that_is_asked_of_a_borrowed_model(images, monkeypatch):
+    model, put_on = restless("train"), []
+    hook = nn.Module.register_forward_pre_hook
+    monkeypatch.setattr(
+        nn.Module,
+        "register_forward_pre_hook",
+        lambda self, *rest, **how: put_on.append(self) or hook(self, *rest, **how),
+    )
+    before = fingerprint(model)
+    predictor = Predictor(model, features=["last"])
+    alone = [predictor(images), predictor(images[:2])]
+    assert put_on == [model.last] * 2
+    with predictor.borrowed():
+        together = [predictor(images), predictor(images[:2])]
+    assert put_on == [model.last] * 3
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one.features, other.features)
+    assert fingerprint(model) == before
+
+
+def test_others_may_run_a_borrowed_model_in_between(images):
+    model = restless("eval")
+    predictor = Predictor(model, features=["last"])
+    expected = predictor(images).features
+    with predictor.borrowed():
+        model(images[:2])
+        assert predictor.with_features(None)(images).features is None
+        assert torch.equal(predictor.with_features("last")(images[1:]).features, expected[1:])
+        assert torch.equal(predictor(images).features, expected)
+
+
+def test_threads_that_share_a_predictor_read_each_their_own_features(images):
+    model = restless("eval")
+    predictor = Predictor(model, features=["last"])
+    expected = predictor(images).features
+    found = {}
+
+    def work(number):
+        with predictor.borrowed():
+            found[number] = [predictor(images).features for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all(torch.equal(features, expected) for several in found.values() for features in several)
+
+
 def test_threads_that_share_a_model_get_the_same_answers_and_leave_it_alone(images):
     model = restless("train")
     robust = its(model, samples=5, mc_passes=3)

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt.model import taps
+from headtilt.model.outputs import as_vectors, first_tensor, pooled
 from headtilt.model.predictor import Predictor
-from headtilt.model.taps import as_vectors, first_tensor, pooled
 from tests.toys import TinyNet, fingerprint, its, tiny_images
 
 

@@ -16,9 +16,10 @@ from headtilt.geometry.groups import Group
 from headtilt.model.evidence import Evidence
 from headtilt.result import concatenate
 from headtilt.search.anneal import Anneal
-from headtilt.search.found import LatticeTrace, near_identity
-from headtilt.search.joint import Joint, log_weights
+from headtilt.search.found import LatticeTrace
+from headtilt.search.joint import Joint
 from headtilt.search.lattice import covering, first_step, lattice, matrices, spread, wrap
+from headtilt.search.seen import log_weights, near_identity
 from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
 
 AFFINE = (ht.rotation(), ht.scale(0.25), ht.shear_x(0.25))

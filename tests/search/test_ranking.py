@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from headtilt.search.tree import RANKINGS, Tree, count_labels, rank, root_beam, search
+from headtilt.search.found import root_beam
+from headtilt.search.tree import RANKINGS, Tree, count_labels, rank, search
 from tests.toys import evidence_of, stable_id
 
 from .tables import DOWN, RIGHT, Table, places, random_table, seeds

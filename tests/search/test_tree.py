@@ -14,7 +14,9 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.model.evidence import Evidence
 from headtilt.search.confidence import Orbit
-from headtilt.search.tree import Tree, expand, root_beam, search, select
+from headtilt.search.found import root_beam
+from headtilt.search.seen import select
+from headtilt.search.tree import Tree, expand, search
 from tests.toys import evidence_of
 
 from .tables import DOWN, EYE, RIGHT, Table, places, random_table, seeds

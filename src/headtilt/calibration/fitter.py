@@ -32,10 +32,11 @@ from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, concatenate
 from headtilt.model.predictor import Predictor
 from headtilt.progress import Progress, Ticker
-from headtilt.search.joint import Joint, log_weights, posture
+from headtilt.search.joint import Joint
 from headtilt.search.lattice import covering, elements
 from headtilt.search.plan import Plan
 from headtilt.search.run import Searcher, as_it_came
+from headtilt.search.seen import log_weights, posture
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")

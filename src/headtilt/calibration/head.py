@@ -22,7 +22,7 @@ from headtilt.calibration.proposals import Proposals, proposed
 from headtilt.calibration.sampler import Orbits
 from headtilt.errors import ModelError, OptionError, at_least, is_number, one_of, positive
 from headtilt.model.evidence import Evidence, floored
-from headtilt.search.joint import log_weights
+from headtilt.search.seen import log_weights
 
 FEWEST_STEPS, MOST_STEPS = 500, 8000
 TRUST = 0.5

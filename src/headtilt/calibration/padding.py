@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headtilt.errors import ShapeError
 from headtilt.geometry.groups import invert
-from headtilt.geometry.warp import WORDS, Interpolation, Padding, around, centre_crop, check_images, warp
+from headtilt.geometry.warp import PADDING_WORDS, Interpolation, Padding, around, centre_crop, check_images, warp
 from headtilt.model.outputs import check_finite, two_classes
 
 AT_ONCE = 64  # images in one pass
@@ -49,8 +49,10 @@ def choose_padding(
             for rows in torch.arange(len(images)).split(AT_ONCE)
         ]
     )
-    each = shifts.reshape(-1, len(images), len(WORDS)).mean(0)  # tilts of one image are no independent witnesses
-    scores = dict(zip(WORDS, each.mean(0).tolist(), strict=True))
+    each = shifts.reshape(-1, len(images), len(PADDING_WORDS)).mean(
+        0
+    )  # tilts of one image are no independent witnesses
+    scores = dict(zip(PADDING_WORDS, each.mean(0).tolist(), strict=True))
     return _least(each), scores
 
 
@@ -65,7 +67,7 @@ def _shifts(
     whole = around(tilts, 1.0 if crop is None else crop / max(images.shape[-2:]))
     tilted = centre_crop(warp(images, whole, padding="auto", interpolation=interpolation), crop)
     back = invert(tilts)
-    answers = [_answers(ask, warp(tilted, back, padding=word, interpolation=interpolation)) for word in WORDS]
+    answers = [_answers(ask, warp(tilted, back, padding=word, interpolation=interpolation)) for word in PADDING_WORDS]
     return torch.stack([(answer - upright).abs().sum(1) / 2 for answer in answers], dim=1)
 
 
@@ -80,6 +82,6 @@ def _answers(ask: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 def _least(each: Tensor) -> Padding:
     """Return the word with the least mean of (B, 4), or "auto" where it is as good but for chance or a trifle."""
     best = int(each.mean(0).argmin())
-    gain = each[:, WORDS.index("auto")] - each[:, best]
+    gain = each[:, PADDING_WORDS.index("auto")] - each[:, best]
     chance = 2 * gain.std(correction=1) / len(gain) ** 0.5 if len(gain) > 1 else gain.new_tensor(torch.inf)
-    return WORDS[best] if float(gain.mean()) > max(TIE, float(chance)) else "auto"
+    return PADDING_WORDS[best] if float(gain.mean()) > max(TIE, float(chance)) else "auto"

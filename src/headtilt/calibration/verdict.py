@@ -14,7 +14,7 @@ from headtilt.calibration.gate import Gate, for_label, for_turning, rival
 from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence
 from headtilt.search.found import Posture
-from headtilt.search.joint import log_weights
+from headtilt.search.seen import log_weights
 
 TURNED = 10.0  # degrees by which an upright image must not be turned
 BEFOREHAND = 5

@@ -118,7 +118,7 @@ def explain(
     robust = opened_model(model, bundle, levels, preset, size, device, labels=labels, strict=strict)
     with Decoders(1) as decoders:
         result = robust.search(decoders.square_of(file, robust.adapted)[None])
-    path = plot.save(plot.explain(robust, result, names=robust.names, title=_shown(file.name)), out)
+    path = plot.save(plot.explain(robust, result, names=robust.names, title=_printable(file.name)), out)
     console = Console(highlight=False, soft_wrap=True)
     console.print(escape(result.describe(0, names=robust.names)))
     console.print(f"[dim]wrote[/dim] {escape(str(path))}")
@@ -263,7 +263,7 @@ def fit(
     with progress(silent=True) as tell:
         read, broken = fitting.read(robust, found.paths, tell)
     for sentence in health(robust.predictor.with_model(robust.model), centre_crop(read, robust.adapted.size)).advice():
-        _aside(sentence)
+        _print_note(sentence)
     console = Console(highlight=False, soft_wrap=True)
     console.print(fitting.cost(robust, read).words())
     with progress(silent=True) as tell:
@@ -274,7 +274,7 @@ def fit(
     console.print(f"[dim]wrote[/dim] {escape(str(out))}")
     simpler = fallback(method, robust.report)
     for sentence in [*broken, *([] if simpler is None else [simpler])]:
-        _aside(sentence)
+        _print_note(sentence)
 
 
 def _print_verdict(console: Console, report: dict[str, Any]) -> None:
@@ -308,18 +308,22 @@ def _conclude(rows: list[Row], found: Survey) -> None:
     if found.passed_over:
         kinds = Counter(path.suffix.lower() or "no suffix" for path in found.passed_over)
         listed = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(6))
-        _aside(f"{len(found.passed_over)} files were skipped, because their names are not those of images: {listed}.")
+        _print_note(
+            f"{len(found.passed_over)} files were skipped, because their names are not those of images: {listed}."
+        )
     failed = [row for row in rows if row.error is not None]
     if failed:
-        _aside(f"{len(failed)} of {len(rows)} files failed.")
+        _print_note(f"{len(failed)} of {len(rows)} files failed.")
         raise typer.Exit(2 if len(failed) == len(rows) else 1)
 
 
-def _aside(sentence: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[yellow]note:[/yellow] {escape(_shown(sentence))}")
+def _print_note(sentence: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[yellow]note:[/yellow] {escape(_printable(sentence))}"
+    )
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """Return text that can be printed, whatever bytes a file name was made of, and that steers no terminal."""
     plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in plain)
@@ -329,7 +333,7 @@ def _cell(value: Any) -> Any:
     """Return a cell of a table that no spreadsheet takes for a formula."""
     if not isinstance(value, str):
         return value
-    shown = _shown(value)
+    shown = _printable(value)
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
@@ -346,7 +350,7 @@ def _write_csv(rows: list[Row]) -> None:
         writer.writerow([_cell(value) for value in [*values, *more]])
 
 
-def _tilt(row: Row) -> str:
+def _tilt_in_words(row: Row) -> str:
     """Return a tilt in few characters."""
     if row.rotation_deg is None or row.scale is None or row.shear is None:
         return ""
@@ -364,15 +368,15 @@ def _print_table(rows: list[Row], topk: int) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         if row.error is not None:
-            table.add_row(escape(_shown(row.path)), f"[red]{escape(_shown(row.error))}[/red]")
+            table.add_row(escape(_printable(row.path)), f"[red]{escape(_printable(row.error))}[/red]")
             continue
         top = (row.top or ((row.label or "", row.score or 0.0),))[:topk]
         kept = " [dim]kept[/dim]" if row.gated else ""
         table.add_row(
-            escape(_shown(row.path)),
+            escape(_printable(row.path)),
             "\n".join(escape(label) for label, _ in top),
             "\n".join(f"{score:.1%}" for _, score in top),
-            _tilt(row) + kept,
+            _tilt_in_words(row) + kept,
             str(row.views),
         )
     Console(highlight=False).print(table)
@@ -384,7 +388,7 @@ def _print_written(done: list[Copy]) -> None:
     table.add_column("what was done")
     table.add_column("copy", overflow="fold")
     for copy in done:
-        error = f"[red]{escape(_shown(copy.row.error or ''))}[/red]"
-        place = error if copy.written is None else escape(_shown(str(copy.written.path)))
-        table.add_row(escape(_shown(copy.row.path)), "" if copy.written is None else copy.words(), place)
+        error = f"[red]{escape(_printable(copy.row.error or ''))}[/red]"
+        place = error if copy.written is None else escape(_printable(str(copy.written.path)))
+        table.add_row(escape(_printable(copy.row.path)), "" if copy.written is None else copy.words(), place)
     Console(highlight=False).print(table)

@@ -20,7 +20,7 @@ Padding = Literal["auto", "zeros", "border", "reflection"] | float | tuple[float
 Interpolation = Literal["bilinear", "nearest", "bicubic"]
 
 Rows = Tensor | slice  # which images of a batch
-WORDS: tuple[Literal["auto", "zeros", "border", "reflection"], ...] = ("auto", "zeros", "border", "reflection")
+PADDING_WORDS: tuple[Literal["auto", "zeros", "border", "reflection"], ...] = ("auto", "zeros", "border", "reflection")
 FLAT_TOLERANCE = 0.04  # of the range [0, 1]: ten steps of a byte, more than JPEG adds to a plain background
 FLAT_SHARE = 0.75  # of the frame: an object may touch it
 BYTES_ABOVE, NORMALISED_BELOW = 10.0, -0.5  # pixels: no resampling takes those of 0 … 1 so far
@@ -52,6 +52,12 @@ def warp(
     count, views = images.shape[0], poses.shape[0]  # `len` would fix the batch of an exported graph
     if count != views and count != 1:
         raise ShapeError(f"poses must be as many as images; got {views} poses for {count} images.")
+    checked_padding(padding)
+    return _warped(images, poses, padding, interpolation)
+
+
+def _warped(images: Tensor, poses: Tensor, padding: Padding, interpolation: Interpolation) -> Tensor:
+    """Return what `warp` does of arguments that were checked."""
     height, width = images.shape[-2:]
     exact = images.dtype if images.dtype == torch.float64 else torch.float32
     grid = sampling_grid(poses.to(images.device), height, width).to(exact)
@@ -62,6 +68,8 @@ def warp_all(
     images: Tensor, poses: Tensor, *, padding: Padding = "zeros", interpolation: Interpolation = "bilinear"
 ) -> Tensor:
     """Return every image under every pose, (P, B, C, H, W): what `warp` gives, at a fraction of its cost on a CPU.
+
+    Nothing is checked here: `warp` says what is wrong with its arguments.
 
     Args:
         images: (B, C, H, W).
@@ -74,13 +82,13 @@ def warp_all(
     if images.device.type != "cpu" or not isinstance(padding, str) or (padding == "auto" and (exact or is_compiling())):
         views = images.expand(shape).flatten(0, 1)
         each = poses.repeat_interleave(len(images), dim=0)
-        return warp(views, each, padding=padding, interpolation=interpolation).reshape(shape)
+        return _warped(views, each, padding, interpolation).reshape(shape)
     if padding == "auto":
         return _all_by_frame(images, poses, interpolation)
     # All images as channels of one: where a pixel comes from, and with which weights, is computed once for them all. A
     # GPU, whose threads share out the pixels and not the channels, would idle.
     stack = images.reshape(1, -1, *images.shape[-2:])
-    return warp(stack, poses, padding=padding, interpolation=interpolation).reshape(shape)
+    return _warped(stack, poses, padding, interpolation).reshape(shape)
 
 
 def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
@@ -101,13 +109,12 @@ def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Inte
     """Return `images` (B or 1, C, H, W) read at `grid` (B, H, W, 2), with any padding that `warp` takes."""
     if not isinstance(padding, str):
         return _on_colour(images, grid, padding_colour(padding, images), interpolation)
-    one_of("padding", padding, WORDS)
     if padding == "auto":
         return _by_frame(images.expand(grid.shape[0], -1, -1, -1), grid, interpolation)
-    return _read(images, grid, padding, interpolation)
+    return _sampled(images, grid, padding, interpolation)
 
 
-def _read(images: Tensor, grid: Tensor, padding: str, interpolation: Interpolation) -> Tensor:
+def _sampled(images: Tensor, grid: Tensor, padding: str, interpolation: Interpolation) -> Tensor:
     """Return what `grid_sample` does; cubic curves overshoot at edges, and no pixel leaves the range of its channel."""
     whole = images.expand(grid.shape[0], -1, -1, -1)
     read = F.grid_sample(whole, grid, mode=interpolation, padding_mode=padding, align_corners=False)
@@ -162,7 +169,7 @@ def padding_values(padding: object) -> float | tuple[float, ...]:
 def checked_padding(padding: Any) -> Padding:
     """Return a padding, numbers as plain ones; raise `OptionError` unless it is a word that is known, or finite."""
     if isinstance(padding, str):
-        one_of("padding", padding, WORDS)
+        one_of("padding", padding, PADDING_WORDS)
         return cast(Padding, padding)
     return padding_values(padding)
 
@@ -234,9 +241,9 @@ def _pixel_centres(size: int, like: Tensor) -> Tensor:
 def _on_colour(images: Tensor, grid: Tensor, colour: Tensor, interpolation: Interpolation) -> Tensor:
     """Return images read at a grid, on a ground of a colour (B or 1, C or 1, 1, 1)."""
     if interpolation == "nearest":  # pixels are moved and not computed with: each stays what it is, to the last bit
-        inside = _read(torch.ones_like(images[:, :1]), grid, "zeros", interpolation)
-        return torch.where(inside > 0, _read(images, grid, "zeros", interpolation), colour)
-    return _read(images - colour, grid, "zeros", interpolation).add_(colour)
+        inside = _sampled(torch.ones_like(images[:, :1]), grid, "zeros", interpolation)
+        return torch.where(inside > 0, _sampled(images, grid, "zeros", interpolation), colour)
+    return _sampled(images - colour, grid, "zeros", interpolation).add_(colour)
 
 
 def _by_frame(images: Tensor, grid: Tensor, interpolation: Interpolation) -> Tensor:
@@ -253,7 +260,7 @@ def _by_frame(images: Tensor, grid: Tensor, interpolation: Interpolation) -> Ten
     if is_compiling() or images.device.type != "cpu":
         # A graph cannot branch on what it sees, and a GPU would have to be waited for: resampling twice is less.
         return torch.where(flat[:, None, None, None], coloured(slice(None)), mirrored(slice(None)))
-    return _by_kind(flat, coloured, mirrored, 0)
+    return _by_flatness(flat, coloured, mirrored, 0)
 
 
 def _all_by_frame(images: Tensor, poses: Tensor, interpolation: Interpolation) -> Tensor:
@@ -269,10 +276,12 @@ def _all_by_frame(images: Tensor, poses: Tensor, interpolation: Interpolation) -
     def mirrored(rows: Rows) -> Tensor:
         return warp_all(images[rows], poses, padding="reflection", interpolation=interpolation)
 
-    return _by_kind(flat, coloured, mirrored, 1)
+    return _by_flatness(flat, coloured, mirrored, 1)
 
 
-def _by_kind(flat: Tensor, coloured: Callable[[Rows], Tensor], mirrored: Callable[[Rows], Tensor], axis: int) -> Tensor:
+def _by_flatness(
+    flat: Tensor, coloured: Callable[[Rows], Tensor], mirrored: Callable[[Rows], Tensor], axis: int
+) -> Tensor:
     """Return what one function makes of the flat rows and another of the rest, put together in order along an axis.
 
     Args:

@@ -92,10 +92,10 @@ def write(
     calibrator, gate = options.pop("calibrator"), options.pop("gate")
     config = {
         "format": FORMAT,
-        "options": {name: _plain(name, value) for name, value in options.items()},
+        "options": {name: _as_json(name, value) for name, value in options.items()},
         "calibrator": _describe_calibrator(calibrator),
         "gate": None if gate is None else _describe_gate(gate),
-        "report": _worded(report),
+        "report": _infinities_as_words(report),
         "fingerprint": None if fingerprint is None else {"shape": fingerprint.shape, "half": fingerprint.half},
     }
     tensors = _tensors("calibrator", calibrator)
@@ -103,7 +103,7 @@ def write(
         tensors["fingerprint.logits"] = fingerprint.answers.logits
         if fingerprint.answers.features is not None:
             tensors["fingerprint.features"] = fingerprint.answers.features
-    with _both(path) as (config_place, tensors_place):
+    with _replaced_together(path) as (config_place, tensors_place):
         save_tensors(tensors_place, tensors)
         config["sha256"] = digest_of(tensors_place)
         text = json.dumps(config, indent=1, allow_nan=False, default=_of_numpy)
@@ -111,7 +111,7 @@ def write(
 
 
 @contextmanager
-def _both(folder: Path) -> Iterator[tuple[Path, Path]]:
+def _replaced_together(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Yield places for the two files, which then take those of a bundle together; else everything is as it was."""
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     swapping = False
@@ -163,11 +163,11 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     _check_tensors(tensors, path / TENSORS)
     try:
         options = {name: _rebuild(name, value) for name, value in config["options"].items()}
-        options["calibrator"] = _calibrator(config["calibrator"], _under("calibrator", tensors))
+        options["calibrator"] = _calibrator(config["calibrator"], _tensors_below("calibrator", tensors))
         _check_proposals(options["search"], options["calibrator"])
         options["gate"] = None if config["gate"] is None else _gate(config["gate"])
-        fingerprint = _fingerprint(config.get("fingerprint"), _under("fingerprint", tensors))
-        return options, _from_words(dict(config["report"])), fingerprint
+        fingerprint = _fingerprint(config.get("fingerprint"), _tensors_below("fingerprint", tensors))
+        return options, _words_as_infinities(dict(config["report"])), fingerprint
     except HeadtiltError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
@@ -195,12 +195,12 @@ def _check_tensors(tensors: dict[str, Tensor], path: Path) -> None:
             raise DataError(f"{path} holds {tuple(value.shape)} in {name}, which is no such table. Save it again.")
 
 
-def _plain(name: str, value: Any) -> Any:
+def _as_json(name: str, value: Any) -> Any:
     """Return an option as JSON can hold it."""
     if name == "search":
         return {
             "kind": name_of(value),
-            **{item.name: _plain(item.name, getattr(value, item.name)) for item in fields(value)},
+            **{item.name: _as_json(item.name, getattr(value, item.name)) for item in fields(value)},
         }
     if name == "levels":
         return [group.name if isinstance(group, FiniteGroup) else asdict(group) for group in value]
@@ -291,7 +291,7 @@ def _calibrator(stored: dict[str, Any] | None, tensors: dict[str, Tensor]) -> An
         per_class=per_class,
     )
     if stored.get("poses") is not None:
-        head.proposals = _proposals(int(stored["poses"]), _under("proposals", tensors))
+        head.proposals = _proposals(int(stored["poses"]), _tensors_below("proposals", tensors))
     head.load_state_dict(tensors)
     return head.eval().requires_grad_(False)
 
@@ -311,17 +311,17 @@ def _of_numpy(value: Any) -> Any:
     raise TypeError(f"a bundle cannot hold {value!r}")
 
 
-def _worded(value: Any) -> Any:
+def _infinities_as_words(value: Any) -> Any:
     """Return a report in which infinities are words, since JSON has none."""
     if isinstance(value, dict):
-        return {name: _worded(item) for name, item in value.items()}
+        return {name: _infinities_as_words(item) for name, item in value.items()}
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _from_words(value: Any) -> Any:
+def _words_as_infinities(value: Any) -> Any:
     """Return a report with its infinities."""
     if isinstance(value, dict):
-        return {name: _from_words(item) for name, item in value.items()}
+        return {name: _words_as_infinities(item) for name, item in value.items()}
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 
@@ -361,5 +361,5 @@ def _tensors(name: str, module: Any) -> dict[str, Tensor]:
     return {f"{name}.{key}": value for key, value in state.items()}
 
 
-def _under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _tensors_below(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}

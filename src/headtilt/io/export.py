@@ -21,10 +21,9 @@ from headtilt.calibration.head import OrbitHead
 from headtilt.errors import MissingExtraError, ModelError, OptionError
 from headtilt.geometry.warp import Interpolation, Padding, warp
 from headtilt.model.evidence import Calibrator, Evidence
-from headtilt.model.outputs import logits_in, two_classes
+from headtilt.model.outputs import logits_in, tappable, taps, two_classes
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import undisturbed
-from headtilt.model.taps import tappable, taps
 from headtilt.result import own_shape
 from headtilt.search.plan import Plan, name_of
 from headtilt.search.run import Readout, run

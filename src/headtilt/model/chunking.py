@@ -40,7 +40,7 @@ def fitting_chunk(device: torch.device, activation: int) -> int:
     return min(max(budget // max(activation, 1), 1), MOST_VIEWS[kind_of(device)])
 
 
-def even_size(device: torch.device, count: int, most: int) -> int:
+def filled_size(device: torch.device, count: int, most: int) -> int:
     """Return how many views to run where `count` are wanted: on a GPU one of few sizes, four to the octave.
 
     cuDNN plans every convolution anew for each batch size that it has not met. A gate that lets some images go leaves
@@ -80,8 +80,8 @@ def activations(model: Model, views: int) -> Iterator[list[int]]:
     leaves = [module for module in modules if not any(module.children())]
     # A scripted module runs its parts without Python, and takes no hooks.
     ours = by_this_thread(note)
-    handles = [leaf.register_forward_hook(ours) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)]
-    with unhooked_afterwards(handles):
+    hooks = (leaf.register_forward_hook(ours) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule))
+    with unhooked_afterwards(hooks):
         yield sizes
 
 

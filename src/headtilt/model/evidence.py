@@ -11,6 +11,23 @@ import torch
 from torch import Tensor
 
 
+class _Once:
+    """A property of a frozen value that is worked out once.
+
+    `functools.cached_property` takes a lock before Python 3.12, and a child that is forked meanwhile would wait for it
+    for ever.
+    """
+
+    def __init__(self, compute: Callable[[Any], Tensor]) -> None:
+        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
+
+    def __get__(self, value: Any, owner: type) -> Tensor:
+        if value is None:
+            return self  # type: ignore[return-value]
+        found: Tensor = value.__dict__.setdefault(self.name, self.compute(value))
+        return found
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What a classifier says of views of any leading shape.
@@ -50,12 +67,12 @@ class Evidence:
         """Log of the mean prediction (…, Y)."""
         return self.logits.log_softmax(dim=-1)
 
-    @property
+    @_Once
     def energy(self) -> Tensor:
         """Mean energy E = −logsumexp (…); low where the model is familiar with the view."""
         return -self.logits.logsumexp(dim=-1)
 
-    @property
+    @_Once
     def labels(self) -> Tensor:
         """Most probable class (…)."""
         return self.logits.argmax(dim=-1)

@@ -44,7 +44,7 @@ class Fingerprint:
             raise DataError(f"a fingerprint must be of images (C, H, W); got {self.shape!r}.")
 
 
-def taken(predictor: Predictor) -> Fingerprint | None:
+def fingerprint_of(predictor: Predictor) -> Fingerprint | None:
     """Return the fingerprint of a model, of images like those seen last; None where it has seen none, or takes none."""
     if predictor.seen is None or len(predictor.seen) != 3:
         return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -21,16 +21,27 @@ from headtilt.model.chunking import (
     automatic_chunk,
     channels_last,
     convolves_faster_with_channels_last,
-    even_size,
+    filled_size,
     fitting_chunk,
     kind_of,
     out_of_memory,
     takes_channels_last,
 )
-from headtilt.model.evidence import Evaluate, Evidence, concatenate, mean_prediction
-from headtilt.model.outputs import as_logits, check_finite, checked_model, logits_in
-from headtilt.model.state import Masks, Model, dropout_layers, dropout_masks, undisturbed
-from headtilt.model.taps import check_features, check_widths, found_taps, pooled, tap_names, tappable, taps
+from headtilt.model.evidence import Evidence, concatenate, mean_prediction
+from headtilt.model.outputs import (
+    as_logits,
+    check_parts,
+    checked_model,
+    logits_in,
+    pooled,
+    tap_hooks,
+    tappable,
+)
+from headtilt.model.state import Masks, Model, dropout_layers, dropout_masks, undisturbed, unhooked_afterwards
+from headtilt.model.taps import found_taps, tap_names
+
+Read = list[list[Tensor]]  # what each tap has read so far
+_BORROWED = threading.local()  # predictors that this thread is using at the moment, and what their taps have read
 
 
 class Predictor:
@@ -63,6 +74,7 @@ class Predictor:
         features: str | Sequence[str] | None = None,
     ) -> None:
         self.model = checked_model(model)
+        self.inner = tappable(model)
         self.passes = at_least("mc_passes", mc_passes, 1)
         self.sampled = mc_sampled or mc_passes > 1
         self.seed = checked_seed(seed)
@@ -141,12 +153,28 @@ class Predictor:
             found = self._chunked(len(block) * len(poses), block, view, unit=len(block)).reshape(len(poses), -1)
             return found.transpose()
 
-        with undisturbed(self.model):
-            return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
+        return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
 
-    def borrowed(self) -> AbstractContextManager[None]:
-        """Return a context in which calls need not restore the model one by one: leaving it does, whatever happened."""
-        return undisturbed(self.model)
+    @contextmanager
+    def borrowed(self) -> Iterator[Read]:
+        """Put the model in eval mode and listen at its taps; leaving restores it, whatever happened.
+
+        Calls within need not do so one by one. Yields what the taps read; nothing while they are still to be found.
+        """
+        mine: dict[Predictor, Read] = _BORROWED.__dict__.setdefault("by_predictor", {})
+        if self in mine:
+            yield mine[self]
+            return
+        read, hooks = tap_hooks(self.model, () if self.features == "auto" else self.features or ())
+        with undisturbed(self.model), unhooked_afterwards(hooks):
+            if self.features == "auto":
+                yield read
+                return
+            mine[self] = read
+            try:
+                yield read
+            finally:
+                del mine[self]
 
     def with_features(self, features: str | Sequence[str] | None) -> Predictor:
         """Return a copy that also reads features; "auto" reads none where the model has none to read."""
@@ -157,7 +185,8 @@ class Predictor:
     def with_model(self, model: Model) -> Predictor:
         """Return a copy for another model, which has to be callable and have dropout where it is sampled."""
         other = copy.copy(self)
-        other.model, other.batched_passes, other.repeated = checked_model(model), None, 0
+        other.model, other.inner = checked_model(model), tappable(model)
+        other.batched_passes, other.repeated = None, 0
         other.layouts, other.chunks, other.masks = {}, {}, {}
         if other.sampled:
             dropout_layers(other.model)
@@ -193,17 +222,18 @@ class Predictor:
         parts: list[Evidence] = []
 
         def views(part: slice) -> Tensor:
+            most = self._chunk(images)
             made = view(part).to(device=device, dtype=dtype)
             if unit is None:
                 return made
-            spare = even_size(device, len(made), self._chunk(images)) - len(made)
+            spare = filled_size(device, len(made), most) - len(made)
             if spare:
                 made = torch.cat([made, made[-1:].expand(spare, -1, -1, -1)])
             return channels_last(made) if self.layouts.get((device, dtype)) else made
 
-        with torch.no_grad(), undisturbed(self.model):
-            self._get_acquainted(shape, lambda: views(slice(0, min(count, 2))))
-            with taps(self.model, self.features or ()) as read:
+        with torch.no_grad():
+            self._find_chunk_and_layout(shape, lambda: views(slice(0, min(count, 2))))
+            with self.borrowed() as read:
                 start = 0
                 while start < count:
                     chunk = self._chunk(images)
@@ -212,14 +242,10 @@ class Predictor:
                     if part is None:
                         self.chunks[shape] = max((stop - start) // 2, 1)
                         continue
-                    parts.append(part.at(slice(stop - start)))
+                    parts.append(part)
                     start = stop
-        check_widths(parts)
-        evidence = concatenate(parts)
-        check_finite(evidence.logits)
-        if evidence.features is not None:
-            check_features(evidence.features)
-        return evidence
+                check_parts(parts)
+        return concatenate(parts)
 
     def _chunk(self, images: Tensor) -> int:
         """Return how many views of such images to run at once."""
@@ -227,16 +253,22 @@ class Predictor:
             self.chunks.get((images.shape[1:], *self.device_and_dtype(images))) or self.chunk or automatic_chunk(images)
         )
 
-    def _get_acquainted(self, shape: tuple[Any, ...], few: Callable[[], Tensor]) -> None:
+    def _find_chunk_and_layout(self, shape: tuple[Any, ...], few: Callable[[], Tensor]) -> None:
         """Find out, at the first views of a shape, how many the device bears at once and in which layout they run."""
-        device, layout = shape[1], shape[1:]
-        if self.features == "auto":
-            self.features = found_taps(self.model, self._forward, few()[:1])
-        if layout not in self.layouts and not convolves_faster_with_channels_last(self.model, device):
+        layout = shape[1:]
+        if layout not in self.layouts and not convolves_faster_with_channels_last(self.model, shape[1]):
             self.layouts[layout] = False
         measured = shape in self.chunks or self.chunk is not None or not isinstance(self.model, nn.Module)
-        if measured and layout in self.layouts:
+        if self.features != "auto" and measured and layout in self.layouts:
             return
+        with undisturbed(self.model):
+            if self.features == "auto":
+                self.features = found_taps(self.model, self._forward, few()[:1])
+            if not measured or layout not in self.layouts:
+                self._measure(shape, few, measured)
+
+    def _measure(self, shape: tuple[Any, ...], few: Callable[[], Tensor], measured: bool) -> None:
+        device, layout = shape[1], shape[1:]
         try:
             views = few()
             with activations(self.model, len(views)) as sizes:
@@ -252,12 +284,14 @@ class Predictor:
         if not measured:
             self.chunks[shape] = fitting_chunk(device, max(sizes, default=1))
 
-    def _attempt(
-        self, views: Callable[[], Tensor], count: int, shape: tuple[int, ...], read: list[list[Tensor]]
-    ) -> Evidence | None:
+    def _attempt(self, views: Callable[[], Tensor], count: int, shape: tuple[int, ...], read: Read) -> Evidence | None:
         """Return the evidence of a chunk of `count` views of a shape, or None where memory ran out and less may do."""
+        for tap in read:  # others may have run the model since the last chunk
+            tap.clear()
         try:
-            return self._evidence(views(), read)
+            evidence = self._evidence(views(), read)
+            # A chunk may have been filled up to a size that the device likes.
+            return evidence if len(evidence.logits) == count else evidence.at(slice(count))
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
@@ -265,13 +299,11 @@ class Predictor:
                 raise ModelError(f"model raised on views of shape {(1, *shape)}: {error}") from error
         if count == 1:
             self.batched_passes = False  # less than one view is one pass of it
-        for tap in read:
-            tap.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
 
-    def _evidence(self, views: Tensor, read: list[list[Tensor]]) -> Evidence:
+    def _evidence(self, views: Tensor, read: Read) -> Evidence:
         if not self.sampled:
             logits = self._forward(views)
             return Evidence(logits, pooled(read, 1, len(views)))
@@ -284,13 +316,13 @@ class Predictor:
         most = room // max(self.passes * self.repeated, 1) if self.batched_passes else len(views)
         return concatenate([self._averaged(part, read) for part in views.split(max(most, 1))])
 
-    def _averaged(self, views: Tensor, read: list[list[Tensor]]) -> Evidence:
+    def _averaged(self, views: Tensor, read: Read) -> Evidence:
         """Return the evidence of views averaged over the dropout passes."""
         stacked = self._batched(views, self.passes) if self.batched_passes else self._one_by_one(views, self.passes)
         features = pooled(read, self.passes, len(views))
         return Evidence(mean_prediction(stacked), features)
 
-    def _passes_agree(self, views: Tensor, read: list[list[Tensor]]) -> bool:
+    def _passes_agree(self, views: Tensor, read: Read) -> bool:
         """Return whether running the passes as one batch behind the first dropout layer is the plain computation."""
         # Two different views: one alone could be broadcast where a model adds what was repeated to what was not.
         few = views[:2] if len(views) > 1 else torch.cat([views, views.flip(-1)])
@@ -321,7 +353,7 @@ class Predictor:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(views.device.type, dtype=self.autocast))
                 hooked = self.features or self.sampled or eager
-                output = (tappable(self.model) if hooked else self.model)(views)
+                output = (self.inner if hooked else self.model)(views)
             self.single_logit = logits_in(output, self.output_key).shape[-1:] == (1,)
         except Exception as error:
             if isinstance(error, ModelError) or out_of_memory(error):
@@ -331,44 +363,3 @@ class Predictor:
                 "channels and the size that the model takes."
             ) from error
         return as_logits(output, self.output_key, len(views) * copies)
-
-
-@dataclass(frozen=True)
-class Views:
-    """An `Evaluate`: what a predictor says of views of these images.
-
-    Attributes:
-        predictor: Whom to ask.
-        images: (B, C, H, W).
-        padding: See `warp`.
-        interpolation: See `warp`.
-    """
-
-    predictor: Predictor
-    images: Tensor
-    padding: Padding = "zeros"
-    interpolation: Interpolation = "bilinear"
-
-    def __call__(self, index: Tensor, poses: Tensor) -> Evidence:
-        """Return the evidence (V, …) of image `index[v]` seen under `poses[v]`."""
-        return self.predictor.views(self.images, index, poses, padding=self.padding, interpolation=self.interpolation)
-
-    def of(self, rows: Tensor) -> Views:
-        """Return the views of those images (n,) alone, in rising order."""
-        return replace(self, images=self.images[rows])
-
-    def everywhere(self, batch: int, poses: Tensor) -> Evidence:  # noqa: ARG002
-        """Return the evidence (B·P, …) of every image under every pose (P, 3, 3), image by image."""
-        return self.predictor.all_views(self.images, poses, padding=self.padding, interpolation=self.interpolation)
-
-
-def everywhere(evaluate: Evaluate, batch: int, poses: Tensor) -> Evidence:
-    """Return the evidence (B·P, …) of each of `batch` images under each of the poses (P, 3, 3), image by image.
-
-    An evaluator may know a short cut, called like this function; any other is asked view by view.
-    """
-    shortcut: Callable[[int, Tensor], Evidence] | None = getattr(evaluate, "everywhere", None)
-    if shortcut is not None:
-        return shortcut(batch, poses)
-    index = torch.arange(batch, device=poses.device).repeat_interleave(poses.shape[0])
-    return evaluate(index, poses.repeat(batch, 1, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,14 +175,16 @@ def by_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def unhooked_afterwards(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks from a model on leaving, whatever happened."""
+def unhooked_afterwards(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Put hooks on a model, each as it is asked for, and remove those that are there on leaving, whatever happened."""
+    handles: list[RemovableHandle] = []
 
     def remove() -> None:
         for handle in handles:
             handle.remove()
 
     with _undone(remove):
+        handles.extend(hooks)
         yield
 
 
@@ -231,13 +233,13 @@ def dropout_masks(layers: list[nn.Module], passes: range, seed: int, kept: Masks
             kept[key] = masks.to(output)
         return (views * kept[key][:, None]).flatten(0, 1)
 
-    handles = [
+    hooks = (
         layer.register_forward_hook(
             by_this_thread(lambda module, _, output, number=number: sample(number, module, output))
         )
         for number, layer in enumerate(layers)
-    ]
-    with unhooked_afterwards(handles):
+    )
+    with unhooked_afterwards(hooks):
         yield sizes
 
 

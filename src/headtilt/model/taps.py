@@ -1,27 +1,24 @@
 """Taps: where a classifier's features are read. Found by structure, so that any network has them without being known.
 
 A tap is named by a module and the side on which it is read: ``"fc"`` is what the module fc is given, ``"layer1:out"``
-is what the module layer1 gives. Early layers tell how an image lies, late ones what it shows; a head reads both.
+is what the module layer1 gives. Early layers tell how an image lies, late ones what it shows; a head reads both. How
+they are read is the business of `outputs`.
 """
 
 from __future__ import annotations
 
-import math
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from headtilt.errors import ModelError, OptionError
-from headtilt.model.evidence import Evidence
+from headtilt.errors import OptionError
+from headtilt.model.outputs import OUTPUT, as_vectors, first_tensor, tappable
 from headtilt.model.state import Model, by_this_thread, unhooked_afterwards
 
-OUTPUT = ":out"
 MOST_WIDTH = 8192  # of all taps together; more would have a head learn its fit images by heart
 LINEAR_TAPS = 2
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -55,64 +52,6 @@ def checked_features(features: Any) -> str | Sequence[str] | None:
 def tap_names(features: str | Sequence[str] | None) -> str | Sequence[str] | None:
     """Return the names of taps as several, also where there is one; "auto" stays as it is."""
     return (features,) if isinstance(features, str) and features != "auto" else features
-
-
-def tappable(model: Model) -> Model:
-    """Return the model whose parts can be read, by their own names, in the thread that asks.
-
-    Compiled code passes hooks by; `DataParallel` calls copies of the model, each in a thread of its own.
-    """
-    parallel = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-    inner: Model = getattr(model, "module" if parallel else "_orig_mod", model)
-    return model if inner is model else tappable(inner)
-
-
-def tapped_module(model: Model, name: str) -> nn.Module:
-    """Return the module that a tap reads."""
-    if not isinstance(model, nn.Module):
-        raise OptionError("features need an nn.Module; a plain callable has none that can be read.")
-    try:
-        return cast(nn.Module, tappable(model)).get_submodule(name.removesuffix(OUTPUT))
-    except AttributeError as error:
-        raise OptionError(f"features must name modules of the model; {name!r} names none.") from error
-
-
-@contextmanager
-def taps(model: Model, names: Sequence[str]) -> Iterator[list[list[Tensor]]]:
-    """Collect what each tap reads, as vectors (V, D), in the lists that are yielded."""
-    read: list[list[Tensor]] = [[] for _ in names]
-    here = threading.get_ident()
-
-    def note(tap: list[Tensor], name: str, value: Any) -> None:
-        if threading.get_ident() != here:  # somebody else's call of the same model
-            return
-        tensor = first_tensor(value)
-        if tensor is None:
-            raise ModelError(f"the feature tap {name!r} met no tensor. Name another module with features=.")
-        tap.append(as_vectors(tensor))  # at once: maps of many blocks would take more memory than the model itself
-
-    handles = [_hooked(tapped_module(model, name), name, tap, note) for name, tap in zip(names, read, strict=True)]
-    with unhooked_afterwards(handles):
-        yield read
-
-
-def _hooked(module: nn.Module, name: str, tap: list[Tensor], note: Callable[[list[Tensor], str, Any], None]) -> Any:
-    if name.endswith(OUTPUT):
-        return module.register_forward_hook(lambda _, inputs, output: note(tap, name, output))  # noqa: ARG005
-    return module.register_forward_pre_hook(
-        lambda _, inputs, named: note(tap, name, [*inputs, *named.values()]), with_kwargs=True
-    )
-
-
-def first_tensor(value: Any) -> Tensor | None:
-    """Return the first floating-point tensor with a batch in whatever a module takes or gives, or None."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() and value.ndim >= 2 else None
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return next((found for found in map(first_tensor, value) if found is not None), None)
-    return None
 
 
 def found_taps(model: Model, forward: Callable[[Tensor], Any], views: Tensor) -> tuple[str, ...]:
@@ -156,15 +95,15 @@ def _recorded(model: Model, forward: Callable[[Tensor], Any], views: Tensor) -> 
         calls.append(Call(name, module, first_tensor([*inputs, *named.values()]), first_tensor(output)))
 
     inner = tappable(model)
-    handles = [
+    hooks = (
         module.register_forward_hook(
             by_this_thread(lambda module, inputs, named, output, name=name: note(name, module, inputs, named, output)),
             with_kwargs=True,
         )
         for name, module in (inner.named_modules() if isinstance(inner, nn.Module) else ())
         if name and not isinstance(module, torch.jit.ScriptModule)
-    ]
-    with unhooked_afterwards(handles):
+    )
+    with unhooked_afterwards(hooks):
         forward(views)
     return calls
 
@@ -205,51 +144,3 @@ def _thinned(blocks: Sequence[tuple[str, int]], room: int) -> list[str]:
         if sum(blocks[place][1] for place in places) <= max(room, blocks[-1][1]):
             return [blocks[place][0] for place in places]
     return []
-
-
-def pooled(read: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
-    """Return the tapped features (V, D), of all taps and as their mean over passes; the lists are emptied."""
-    vectors = []
-    for tap in read:
-        if not tap:
-            raise ModelError("a feature tap was not reached by this forward pass. Name other modules with features=.")
-        tapped = torch.cat(tap)
-        tap.clear()
-        copies = len(tapped) // views
-        if copies not in (1, passes) or len(tapped) != copies * views:
-            raise ModelError(f"a feature layer ran on {len(tapped)} rows for {views} views. Name another module.")
-        vectors.append(tapped.reshape(copies, views, -1).mean(0))
-    return torch.cat(vectors, dim=1) if vectors else None
-
-
-def check_widths(parts: Sequence[Evidence]) -> None:
-    """Raise `ModelError` where taps gave another number of features for some views than for others."""
-    widths = {part.features.shape[-1] for part in parts if part.features is not None}
-    if len(widths) > 1:
-        found = " and ".join(map(str, sorted(widths)))
-        raise ModelError(f"the feature taps gave {found} numbers per view. Name modules of a fixed width: features=.")
-
-
-def check_features(features: Tensor) -> None:
-    """Raise `ModelError` for features that are NaN or infinite. Synchronises once."""
-    if not bool(features.isfinite().all()):
-        raise ModelError(
-            "the model's features are NaN or infinite. Check its weights, or name other modules: features=."
-        )
-
-
-def as_vectors(tapped: Tensor) -> Tensor:
-    """Return one feature vector per view: the mean over space; over tokens, with the class token where there is one.
-
-    A map (V, C, H, W) may also come as (V, H, W, C), which its equal sides give away. Tokens (V, T, D) that are no
-    square of places have the class token first.
-    """
-    tapped = tapped.float()
-    if tapped.ndim == 4:
-        last = tapped.shape[1] == tapped.shape[2] != tapped.shape[3]
-        return tapped.mean((1, 2) if last else (2, 3))
-    if tapped.ndim == 3:
-        mean = tapped.mean(1)
-        square = math.isqrt(tapped.shape[1]) ** 2 == tapped.shape[1]
-        return mean if square else torch.cat([mean, tapped[:, 0]], dim=1)
-    return tapped.flatten(1)

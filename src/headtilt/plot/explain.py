@@ -18,8 +18,8 @@ from headtilt.plot.style import (
     PALE,
     PALETTE,
     class_name,
+    in_natural_units,
     label_colours,
-    natural,
     natural_ticks,
     new_figure,
     say,
@@ -126,7 +126,7 @@ def _cloud(
 ) -> dict[int, str]:
     """Draw the views along the first level, coloured by label, and return the labels' colours."""
     group = trace.levels[0]
-    at, axis, text = natural(group, trace.coordinates[index, :, 0])
+    at, axis, text = in_natural_units(group, trace.coordinates[index, :, 0])
     confidence, labels = to_numpy(trace.confidence[index]), trace.labels[index].cpu().numpy()
     top = {int(label): float(confidence[labels == label].max()) for label in np.unique(labels)}
     ranked = sorted(top, key=lambda label: -top[label])

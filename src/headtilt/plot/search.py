@@ -27,16 +27,16 @@ from headtilt.plot.style import (
     Array,
     canvas,
     class_name,
+    draw_thumbnail,
     group_title,
+    in_natural_units,
     label_colours,
-    natural,
     natural_ticks,
     new_figure,
     pixels_of,
     say,
     scaled,
     style_axes,
-    thumb,
     thumb_size,
     to_numpy,
     turned_back,
@@ -83,14 +83,14 @@ def orbit(
     group = robust.plan.levels[0] if group is None else group
     grid = group.grid(samples if group.periodic else samples | 1)
     seen = view_evidence(robust, image, group.matrix(grid))
-    at, axis, text = natural(group, grid)
+    at, axis, text = in_natural_units(group, grid)
 
     def judge(measure: str | Confidence) -> Array:
         judged = resolve(measure, getattr(robust.plan, "width", None))
         return scaled(to_numpy(judged(seen.reshape(1, 1, len(grid)), Orbit(group, len(grid)))[0, 0]))
 
     best = int(judge(robust.plan.confidence).argmax() if found is None else (grid - found).abs().argmin())
-    mark = at[best] if found is None else natural(group, torch.tensor([found]))[0][0]
+    mark = at[best] if found is None else in_natural_units(group, torch.tensor([found]))[0][0]
     figure = new_figure(8, 4.4) if within is None else within
     curve, strip, views = figure.subplots(3, 1, sharex=True, height_ratios=[3.2, 0.3, 0.9])
     # Greys: a colour is a label's.
@@ -146,8 +146,8 @@ def surface(
     seen = view_evidence(robust, image, poses.flatten(0, 1)).reshape(1, samples, samples)
     measure = resolve(confidence, getattr(robust.plan, "width", None))
     heat = to_numpy(measure(seen, Orbit(second, samples))[0]).T
-    x, x_axis, x_text = natural(first, first.grid(samples))
-    y, y_axis, y_text = natural(second, second.grid(samples))
+    x, x_axis, x_text = in_natural_units(first, first.grid(samples))
+    y, y_axis, y_text = in_natural_units(second, second.grid(samples))
     row, column = np.unravel_index(int(heat.argmax()), heat.shape)
     middle = samples // 2
     figure = new_figure(6.2, 4.8)
@@ -209,7 +209,7 @@ def before_after(
         say(axes, left - 0.12, top - height / 2, word, 9, ha="right", weight="bold")
         for number, answer in enumerate(answers[:count]):
             middle = left + (number + 0.5) * pitch
-            thumb(axes, pixels[number], (middle - width / 2, top), (width, height), (0.02, PALE))
+            draw_thumbnail(axes, pixels[number], (middle - width / 2, top), (width, height), (0.02, PALE))
             right = None if true is None else answer == true[number]
             sign, colour = {None: ("", INK), True: (" ✓", GREEN), False: (" ✗", VERMILION)}[right]
             word = two_lines(class_name(names, answer)) + sign

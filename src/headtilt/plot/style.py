@@ -109,7 +109,7 @@ def say(axes: Axes, x: float, y: float, text: str, size: float = 8, color: str =
     axes.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": size, "color": color, **more})
 
 
-def thumb(
+def draw_thumbnail(
     axes: Axes, pixels: Array, corner: tuple[float, float], size: tuple[float, float], *rims: tuple[float, Any]
 ) -> None:
     """Draw pixels from their upper left corner, on rims of some width and colour, the outermost first."""
@@ -119,7 +119,7 @@ def thumb(
     axes.imshow(pixels, extent=(x, x + width, y - height, y), interpolation="nearest", zorder=3)
 
 
-def natural(group: Group, parameters: Tensor) -> tuple[Array, str, Callable[[float], str]]:
+def in_natural_units(group: Group, parameters: Tensor) -> tuple[Array, str, Callable[[float], str]]:
     """Return parameters in units that people use, what to write on their axis, and how to write one of them."""
     values, unit = to_numpy(parameters), "°" if group.name == "rotation" else ""
 

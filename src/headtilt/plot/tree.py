@@ -18,13 +18,13 @@ from headtilt.plot.style import (
     Start,
     canvas,
     class_name,
+    draw_thumbnail,
     group_title,
+    in_natural_units,
     label_colours,
-    natural,
     say,
     scaled,
     style_axes,
-    thumb,
     thumb_size,
     to_numpy,
     view_pixels,
@@ -142,7 +142,7 @@ class TreePicture:
             (end, pixels[1], sure, f"{found}; {int(result.views[index])} views"),
         )
         for top, picture, title, note in ends:
-            thumb(self.axes, picture, (self.left, top), (self.width, self.height), (0.03, INK))
+            draw_thumbnail(self.axes, picture, (self.left, top), (self.width, self.height), (0.03, INK))
             x = self.left + self.width + 0.25
             say(self.axes, x, top - half + 0.16, title, 11, ha="left", weight="bold")
             say(self.axes, x, top - half - 0.2, note, 8, FAINT, ha="left")
@@ -166,7 +166,7 @@ class TreePicture:
         pixels = view_pixels(self.result, self.result.images[self.index], level.poses()[self.index, slot, shown])
         confidence = to_numpy(level.confidence[self.index])
         shade = colormaps[COLORMAP](scaled(np.where(np.isfinite(confidence), confidence, np.nan))[slot])
-        at, _, text = natural(level.group, level.parameters)
+        at, _, text = in_natural_units(level.group, level.parameters)
         for column, sample in enumerate(shown):
             x, chosen, rims = self.left + column * self.pitch, kept.get(sample), [(0.055, shade[sample])]
             middle = x + self.width / 2
@@ -179,7 +179,7 @@ class TreePicture:
                 nearer = [other for other in kept if (other < sample if self._from_left(depth + 1) else other > sample)]
                 lane = len(nearer) if depth + 1 < len(self.trace) else 0
                 starts[chosen] = (middle, low - 0.34, low - 0.46 - 0.13 * lane, colour)
-            thumb(self.axes, pixels[column], (x, top), (self.width, self.height), *rims)
+            draw_thumbnail(self.axes, pixels[column], (x, top), (self.width, self.height), *rims)
             say(self.axes, middle, top + 0.24, text(at[sample]), 6.5, FAINT if level.parameters[sample] else INK)
             word = class_name(self.names, label, 11)
             say(self.axes, middle, low - 0.22, word, 7.5, weight="normal" if chosen is None else "bold")

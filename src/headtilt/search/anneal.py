@@ -9,10 +9,11 @@ import torch
 from headtilt.errors import OptionError, at_least, checked_seed, positive
 from headtilt.geometry.groups import FiniteGroup, Group, check_levels
 from headtilt.model.evidence import Evaluate, Evidence
-from headtilt.search.confidence import Confidence, resolve
+from headtilt.search.confidence import Confidence
 from headtilt.search.found import Found
-from headtilt.search.joint import check_pointwise, harvest, join, judge, look, look_around
+from headtilt.search.joint import check_pointwise, look, look_around
 from headtilt.search.lattice import covering, wrap
+from headtilt.search.seen import confidence_of_seen, harvest, join
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,10 @@ class Anneal:
 
     def search(self, evaluate: Evaluate, root: Evidence) -> Found:
         """Return the best hypotheses that the walk passed."""
-        measure = resolve(self.confidence)
         generator = torch.Generator().manual_seed(self.seed)
         start, poses = covering(self.levels, self.budget // 3, root.logits)
         seen = look_around(evaluate, start, poses, root)
-        confidence = judge(measure, seen, self.levels)
+        confidence = confidence_of_seen(self.confidence, seen, self.levels)
         best = confidence.max(dim=1)
         here = seen.coordinates[torch.arange(len(best.indices), device=start.device), best.indices]
         level = best.values
@@ -81,11 +81,11 @@ class Anneal:
             proposal = wrap(self.levels, here + move.to(here))
             step = look(evaluate, self.levels, proposal[:, None])
             seen = join(seen, step)
-            score = judge(measure, step, self.levels)[:, 0]
+            score = confidence_of_seen(self.confidence, step, self.levels)[:, 0]
             accept = luck.log().to(score) * self.hot * heat < score - level
             here = torch.where(accept[:, None], proposal, here)
             level = torch.where(accept, score, level)
-        return harvest(self.levels, seen, judge(measure, seen, self.levels), self.hypotheses, root)
+        return harvest(self.levels, seen, confidence_of_seen(self.confidence, seen, self.levels), self.hypotheses, root)
 
 
 def _span(group: Group) -> float:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from headtilt.errors import OptionError, one_of, positive
 from headtilt.geometry.groups import FiniteGroup, Group, OneParameterGroup
@@ -48,7 +49,7 @@ Confidence = Callable[[Evidence, Orbit], Tensor]
 
 def energy(evidence: Evidence, orbit: Orbit) -> Tensor:  # noqa: ARG001
     """Return the negative energy logsumexp_y f(y | x) (…, N); eq. 4."""
-    return -evidence.energy
+    return evidence.logits.logsumexp(-1)
 
 
 def bayesian(evidence: Evidence, orbit: Orbit) -> Tensor:  # noqa: ARG001
@@ -177,6 +178,19 @@ def resolve(confidence: str | Confidence, width: float | None = None) -> Confide
     return (
         partial(group, width=width, border=CURVATURES[confidence]) if is_curvature(confidence) else MEASURES[confidence]
     )
+
+
+def confidence_of_views(measure: str | Confidence, evidence: Evidence, orbit: Orbit, active: Tensor) -> Tensor:
+    """Return the confidence (B, K, N) of views, −inf where the hypothesis (B, K) is not active; NaN is an error."""
+    confidence = resolve(measure)(evidence, orbit)
+    expected = evidence.logits.shape[:-1]
+    if not isinstance(confidence, Tensor) or confidence.shape != expected:
+        got = tuple(confidence.shape) if isinstance(confidence, Tensor) else type(confidence).__name__
+        raise OptionError(f"confidence must return a tensor (B, K, N) = {tuple(expected)}; got {got}.")
+    confidence = confidence.masked_fill(~active[..., None], float("-inf"))
+    if not is_compiling() and bool(confidence.isnan().any()):
+        raise OptionError("confidence returned NaN. Check the measure on logits that are very large or −inf.")
+    return confidence
 
 
 def is_curvature(confidence: str | Confidence) -> bool:

@@ -12,7 +12,6 @@ from torch import Tensor
 from headtilt.geometry.groups import Group
 from headtilt.model.evidence import Evidence, concatenate
 
-NEAR = 0.5  # distance ‖T − I‖ up to which a pose moves an image little
 SHARED = {"group", "parameters"}  # fields of a trace that all images have in common
 _Value = TypeVar("_Value", bound="Beam | Evidence | LevelTrace | LatticeTrace")
 
@@ -39,6 +38,31 @@ class Beam:
     def labels(self) -> Tensor:
         """Class of each hypothesis (B, K)."""
         return self.evidence.labels
+
+
+def root_beam(root: Evidence) -> Beam:
+    """Return the beam (B, 1) that holds nothing but the identity."""
+    batch = root.logits.shape[0]
+    zeros = root.logits.new_zeros(batch, 1)
+    return Beam(
+        pose=torch.eye(3, dtype=root.logits.dtype, device=root.logits.device).expand(batch, 1, 3, 3),
+        evidence=root.reshape(batch, 1),
+        confidence=zeros,
+        accumulated=zeros,
+        active=torch.ones_like(zeros, dtype=torch.bool),
+    )
+
+
+def take(beam: Beam, index: Tensor) -> Beam:
+    """Return the hypotheses (B, K′) at `index` of each image's candidates."""
+    rows = torch.arange(index.shape[0], device=index.device)[:, None]
+    return Beam(
+        pose=beam.pose[rows, index],
+        evidence=beam.evidence.at(rows, index),
+        confidence=beam.confidence[rows, index],
+        accumulated=beam.accumulated[rows, index],
+        active=beam.active[rows, index],
+    )
 
 
 @dataclass(frozen=True)
@@ -138,25 +162,6 @@ class Found:
     near: Tensor
     views: Tensor
     posture: Posture | None = None
-
-
-def near_identity(poses: Tensor) -> Tensor:
-    """Return whether poses (…, 3, 3) move the image little: ‖T − I‖_F ≤ 1/2, a rotation by 20° or so."""
-    identity = torch.eye(3, dtype=poses.dtype, device=poses.device)
-    return (poses - identity).flatten(-2).norm(dim=-1) <= NEAR
-
-
-def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
-    """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
-
-    The marginal's pose is that of the best hypothesis with the marginal's label, or of the best one where none has it.
-    """
-    beam = found.beam
-    if readout == "incumbent":
-        return beam.evidence.logits[:, 0], beam.pose[:, 0]
-    agrees = (beam.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
-    slot = agrees.float().argmax(1)
-    return found.marginal, beam.pose[torch.arange(slot.shape[0], device=slot.device), slot]
 
 
 def scatter(whole: Found, found: Found, rows: Tensor) -> Found:

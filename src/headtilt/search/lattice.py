@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from headtilt.geometry.groups import FiniteGroup, Group
 
@@ -84,10 +85,18 @@ def _covering(levels: tuple[Group, ...], count: int) -> tuple[Numbers, tuple[Num
 
 def covering(levels: tuple[Group, ...], count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the points (count, L) of `lattice` and their poses (count, 3, 3), in the precision of another tensor."""
+    # A graph that is being traced can hold no tensor from outside of it.
+    made = _covering_on.__wrapped__ if is_compiling() else _covering_on
+    return made(levels, count, like.dtype, like.device)
+
+
+@lru_cache(maxsize=KEPT)
+def _covering_on(
+    levels: tuple[Group, ...], count: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     points, poses = _covering(levels, count)
-    return torch.tensor(points, dtype=like.dtype, device=like.device), torch.tensor(
-        poses, dtype=like.dtype, device=like.device
-    )
+    with torch.inference_mode(False):  # whoever asks next may be outside of it
+        return torch.tensor(points, dtype=dtype, device=device), torch.tensor(poses, dtype=dtype, device=device)
 
 
 def spread(group: Group, unit: Tensor) -> Tensor:
@@ -127,7 +136,7 @@ def first_step(group: Group, count: int) -> float:
     return 2 * math.pi / max(count, 8) if group.periodic else group.reach / 3
 
 
-def difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
+def shortest_difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
     """Return differences of coordinates (…, L) by the shorter way round; elements of finite groups have no mean."""
     columns = []
     for place, group in enumerate(levels):

@@ -12,9 +12,9 @@ from headtilt.errors import OptionError, one_of
 from headtilt.geometry.groups import Group, check_levels, rotation
 from headtilt.model.evidence import Evidence
 from headtilt.search.anneal import Anneal
-from headtilt.search.found import Found, Posture, scatter
+from headtilt.search.found import Found, Posture, root_beam, scatter, take
 from headtilt.search.joint import Joint
-from headtilt.search.tree import Tree, root_beam, take
+from headtilt.search.tree import Tree
 
 Plan = Tree | Joint | Anneal
 PLANS: dict[str, type[Tree] | type[Joint] | type[Anneal]] = {"tree": Tree, "joint": Joint, "anneal": Anneal}
@@ -41,7 +41,7 @@ def name_of(plan: Plan) -> str:
     return type(plan).__name__.lower()
 
 
-def taken_by(option: str) -> str | None:
+def plans_with_option(option: str) -> str | None:
     """Return which plans take an option, in words; None where none does."""
     kinds = [kind.__name__ for kind in PLANS.values() if option in {item.name for item in fields(kind)}]
     return " or ".join(f"{kind}({option}=…)" for kind in kinds) or None

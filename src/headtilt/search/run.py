@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,10 +16,11 @@ from torch import Tensor
 
 from headtilt.errors import HeadtiltError, OptionError
 from headtilt.geometry.warp import Interpolation, Padding
-from headtilt.model.chunking import kind_of, out_of_memory
+from headtilt.model.chunking import out_of_memory
 from headtilt.model.evidence import Calibrator, Evaluate, Evidence
-from headtilt.model.predictor import Predictor, Views, everywhere
-from headtilt.search.found import Found, read_out
+from headtilt.model.predictor import Predictor
+from headtilt.model.views import Scored, Views, only
+from headtilt.search.found import Found
 from headtilt.search.plan import Plan, settled
 
 Readout = Literal["incumbent", "marginal"]
@@ -85,15 +85,14 @@ def run(
     root = as_it_came(calibrator, bare)
     scored = evaluate if calibrator is None else Scored(evaluate, calibrator)
     early = torch.zeros_like(bare.labels, dtype=torch.bool) if gate is None else gate.leaves_early(root)
-    found = _searched(scored, plan, root, early) if branching else plan.search(scored, root)
+    some_leave = branching and bool(early.any())
+    found = _searched(scored, plan, root, ~early) if some_leave else plan.search(scored, root)
     return decide(bare, found, gate, readout, early)
 
 
-def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, early: Tensor) -> Found:
-    """Return what the search finds for the images that did not leave early; for the others, that they are upright."""
-    left = (~early).nonzero()[:, 0]
-    if len(left) == len(early):
-        return plan.search(evaluate, root)
+def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, wanted: Tensor) -> Found:
+    """Return what the search finds for the images that are wanted (B,); for the others, that they are upright."""
+    left = wanted.nonzero()[:, 0]
     found = plan.search(only(evaluate, left), root.at(left)) if len(left) else None
     return settled(root, found, left, plan.hypotheses)
 
@@ -127,59 +126,38 @@ def decide(bare: Evidence, found: Found, gate: Judge | None, readout: str, early
     )
 
 
+def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, Y) and the pose (B, 3, 3) that answer for each image.
+
+    The marginal's pose is that of the best hypothesis with the marginal's label, or of the best one where none has it.
+    """
+    beam = found.beam
+    if readout == "incumbent":
+        return beam.evidence.logits[:, 0], beam.pose[:, 0]
+    agrees = (beam.evidence.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
+    slot = agrees.float().argmax(1)
+    return found.marginal, beam.pose[torch.arange(slot.shape[0], device=slot.device), slot]
+
+
 def as_it_came(calibrator: Calibrator | None, bare: Evidence) -> Evidence:
     """Return the calibrated evidence of images as they came; a head has a word of its own for these."""
     if calibrator is None:
         return bare
-    with _fitted_for_it(calibrator):
+    try:
         root: Evidence = getattr(calibrator, "as_it_came", calibrator)(bare)
+    except RuntimeError as error:
+        # What was fitted meets a model that it was not fitted for; functions of others speak for themselves.
+        ours = type(calibrator).__module__.startswith("headtilt.")
+        if not ours or isinstance(error, HeadtiltError) or out_of_memory(error):
+            raise
+        raise OptionError(
+            f"{type(calibrator).__name__} was fitted for another model: {error}. "
+            "Fit again, or load the bundle of this model."
+        ) from error
     if root.logits.shape != bare.logits.shape:
         got, wanted = tuple(root.logits.shape), tuple(bare.logits.shape)
         raise OptionError(f"calibrator must return logits {wanted}, as the model does; got {got}.")
     return root
-
-
-@contextmanager
-def _fitted_for_it(part: object) -> Iterator[None]:
-    """Say so where what was fitted meets a model that it was not fitted for; others' functions speak for themselves."""
-    try:
-        yield
-    except HeadtiltError:
-        raise
-    except RuntimeError as error:
-        if out_of_memory(error) or not type(part).__module__.startswith("headtilt."):
-            raise
-        raise OptionError(
-            f"{type(part).__name__} was fitted for another model: {error}. Fit again, or load the bundle of this model."
-        ) from error
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An evaluator whose evidence goes through a calibrator."""
-
-    evaluate: Evaluate
-    calibrator: Calibrator
-
-    def __call__(self, index: Tensor, poses: Tensor) -> Evidence:
-        """Return the calibrated evidence (V, …) of image `index[v]` seen under `poses[v]`."""
-        return self.calibrator(self.evaluate(index, poses))
-
-    def everywhere(self, batch: int, poses: Tensor) -> Evidence:
-        """Return the calibrated evidence (B·P, …) of every image under every pose (P, 3, 3)."""
-        return self.calibrator(everywhere(self.evaluate, batch, poses))
-
-    def of(self, rows: Tensor) -> Scored:
-        """Return the same for those images (n,) alone."""
-        return Scored(only(self.evaluate, rows), self.calibrator)
-
-
-def only(evaluate: Evaluate, rows: Tensor) -> Evaluate:
-    """Return an evaluator of those images (n,) alone, in rising order."""
-    narrowed: Callable[[Tensor], Evaluate] | None = getattr(evaluate, "of", None)
-    if narrowed is not None:
-        return narrowed(rows)
-    return lambda index, poses: evaluate(rows[index], poses)
 
 
 @dataclass(frozen=True)
@@ -206,12 +184,13 @@ class Searcher:
             rows = slice(start, start + size)
             views = Views(self.predictor, images[rows], self.padding, self.interpolation)
             parts = {"calibrator": self.calibrator, "gate": self.gate, "readout": self.readout}
-            yield rows, run(bare.at(rows), views, self.plan, **parts)  # type: ignore[arg-type]
+            part = bare if size >= len(images) else bare.at(rows)
+            yield rows, run(part, views, self.plan, **parts)  # type: ignore[arg-type]
 
     def block_size(self, bare: Evidence, device: torch.device) -> int:
         """Return how many images to search at once."""
         width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
-        size = BLOCK_ELEMENTS[kind_of(device)] // (self.plan.budget * width)
+        size = BLOCK_ELEMENTS.get(device.type, BLOCK_ELEMENTS["cpu"]) // (self.plan.budget * width)
         if self.predictor.chunk is not None:
             size = min(size, BLOCK_CHUNKS * self.predictor.chunk // self.plan.budget)
         return max(size, 1)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from headtilt.errors import OptionError, at_least, checked_seed, one_of, positive
+from headtilt.errors import at_least, checked_seed, one_of, positive
 from headtilt.geometry.groups import Group, OneParameterGroup, check_levels, identity_index
 from headtilt.model.evidence import Evaluate, Evidence
-from headtilt.model.predictor import everywhere
-from headtilt.search.confidence import Confidence, Orbit, check_curvature, is_curvature, resolve
-from headtilt.search.found import Beam, Found, LevelTrace, Posture, near_identity
+from headtilt.model.views import everywhere
+from headtilt.search.confidence import Confidence, Orbit, check_curvature, confidence_of_views, is_curvature, resolve
+from headtilt.search.found import Beam, Found, LevelTrace, Posture, root_beam, take
+from headtilt.search.seen import near_identity, select
 
 RANKINGS = ("energy", "last", "accumulated", "support")
 
@@ -114,7 +115,7 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
     for depth, group in enumerate(tree.levels):
         orbit = Orbit(group, len(group.grid(tree.samples)))
         poses, evidence = expand(evaluate, beam, orbit, alike=depth == 0)
-        confidence = judged(measure, evidence, orbit, beam.active)
+        confidence = confidence_of_views(measure, evidence, orbit, beam.active)
         here = identity_index(group, orbit.samples)
         scores = _accepted(tree, beam, confidence, here, depth)
         noise = _gumbel(scores, generator) * tree.temperature if tree.traversal == "boltzmann" else None
@@ -156,19 +157,6 @@ def _posture(poses: list[Tensor], upright: list[Tensor | None]) -> Posture:
     here = score.masked_fill(~close, float("-inf")).amax(1)
     away = score.masked_fill(close, float("-inf")).amax(1)
     return Posture(seen[torch.arange(len(best), device=best.device), best], away - here, share)
-
-
-def root_beam(root: Evidence) -> Beam:
-    """Return the beam (B, 1) that holds nothing but the identity."""
-    batch = root.logits.shape[0]
-    zeros = root.logits.new_zeros(batch, 1)
-    return Beam(
-        pose=torch.eye(3, dtype=root.logits.dtype, device=root.logits.device).expand(batch, 1, 3, 3),
-        evidence=root.reshape(batch, 1),
-        confidence=zeros,
-        accumulated=zeros,
-        active=torch.ones_like(zeros, dtype=torch.bool),
-    )
 
 
 def expand(evaluate: Evaluate, beam: Beam, orbit: Orbit, *, alike: bool = False) -> tuple[Tensor, Evidence]:
@@ -219,23 +207,6 @@ def _occupied(active: Tensor) -> Tensor:
     return torch.arange(active.shape[0], device=active.device) if is_compiling() else active.nonzero()[:, 0]
 
 
-def select(scores: Tensor, labels: Tensor, keep: int) -> Tensor:
-    """Return the best candidates (B, keep) as indices into K·N, at most one per label; −1 where none is left.
-
-    Args:
-        scores: (B, K, N), −inf where a candidate may not be chosen.
-        labels: (B, K, N).
-        keep: How many to keep.
-    """
-    scores, labels = scores.flatten(1), labels.flatten(1)
-    chosen = []
-    for _ in range(keep):
-        best = scores.max(dim=1, keepdim=True)
-        chosen.append(torch.where(best.values > float("-inf"), best.indices, -1))
-        scores = scores.masked_fill(labels == labels.gather(1, best.indices), float("-inf"))
-    return torch.cat(chosen, dim=1)
-
-
 def rank(beam: Beam, ranking: str, support: Tensor) -> Beam:
     """Return the beam in its final order; empty slots last.
 
@@ -271,19 +242,6 @@ def count_labels(labels: Tensor, classes: int, active: Tensor | None = None) -> 
     return counts.scatter_add_(1, labels.flatten(1), weights.flatten(1))
 
 
-def judged(measure: Confidence, evidence: Evidence, orbit: Orbit, active: Tensor) -> Tensor:
-    """Return the confidence (B, K, N) of views, −inf where the hypothesis (B, K) is not active; NaN is an error."""
-    confidence = measure(evidence, orbit)
-    expected = evidence.logits.shape[:-1]
-    if not isinstance(confidence, Tensor) or confidence.shape != expected:
-        got = tuple(confidence.shape) if isinstance(confidence, Tensor) else type(confidence).__name__
-        raise OptionError(f"confidence must return a tensor (B, K, N) = {tuple(expected)}; got {got}.")
-    confidence = confidence.masked_fill(~active[..., None], float("-inf"))
-    if not is_compiling() and bool(confidence.isnan().any()):
-        raise OptionError("confidence returned NaN. Check the measure on logits that are very large or −inf.")
-    return confidence
-
-
 def _accepted(tree: Tree, beam: Beam, confidence: Tensor, here: int, depth: int) -> Tensor:
     """Return the scores by which candidates compete: −inf for those that do not beat the hypothesis they come from."""
     if tree.accept is None:
@@ -316,15 +274,3 @@ def _descend(beam: Beam, poses: Tensor, evidence: Evidence, confidence: Tensor, 
     )
     taken = take(candidates, chosen.clamp_min(0))
     return replace(taken, active=chosen >= 0)
-
-
-def take(beam: Beam, index: Tensor) -> Beam:
-    """Return the hypotheses (B, K′) at `index` of each image's candidates."""
-    rows = torch.arange(index.shape[0], device=index.device)[:, None]
-    return Beam(
-        pose=beam.pose[rows, index],
-        evidence=beam.evidence.at(rows, index),
-        confidence=beam.confidence[rows, index],
-        accumulated=beam.accumulated[rows, index],
-        active=beam.active[rows, index],
-    )

@@ -113,7 +113,7 @@ class Decoders:
         """
         future: Future[Tensor] = Future()
         if not isinstance(source, (str, Path, bytes)):
-            _settle(future, lambda: as_seen(cut(source, square, most_pixels=self.most_pixels), square))
+            _fulfil(future, lambda: as_seen(cut(source, square, most_pixels=self.most_pixels), square))
             return future
         # Processes do not follow when this one changes its folder.
         there = source if isinstance(source, bytes) else os.path.abspath(source)
@@ -145,7 +145,7 @@ class Decoders:
             _end(pool)
             pool.join()
         for future in list(self.waiting):
-            _settle(future, lambda: _raise(NoDecoderError("the processes that decode images were ended.")))
+            _fulfil(future, lambda: _raise(NoDecoderError("the processes that decode images were ended.")))
 
     def _schedule(self, future: Future[Tensor], words: tuple[Any, ...], square: Square, *, again: bool) -> None:
         try:
@@ -162,7 +162,7 @@ class Decoders:
                 return
             found: NDArray[np.uint8] | Refusal = there.result()
             self.outcomes["refused" if isinstance(found, Refusal) else "done"] += 1
-            _settle(future, lambda: as_seen(_checked(found), square))
+            _fulfil(future, lambda: as_seen(_checked(found), square))
 
         there.add_done_callback(done)
 
@@ -187,7 +187,7 @@ class Decoders:
         else:
             failure = KilledError(f"{name} took too much memory to decode, or broke its decoder.")
             self.outcomes["killed"] += 1
-        _settle(future, lambda: _raise(failure))
+        _fulfil(future, lambda: _raise(failure))
 
     def _started(self) -> ProcessPool:
         try:
@@ -204,7 +204,7 @@ class Decoders:
 
     def _start(self) -> None:
         with suppress(RuntimeError):  # closed meanwhile
-            self._started().schedule(_nothing)
+            self._started().schedule(_stay_alive)
 
     def _forget(self) -> None:
         """Drop a pool that broke, so that the next image gets another."""
@@ -286,7 +286,7 @@ def _end(pool: ProcessPool) -> None:
         worker.kill()
 
 
-def _nothing() -> None:
+def _stay_alive() -> None:
     """Do what a worker does that is only to be there."""
 
 
@@ -300,7 +300,7 @@ def _raise(error: BaseException) -> Tensor:
     raise error
 
 
-def _settle(future: Future[Tensor], act: Any) -> None:
+def _fulfil(future: Future[Tensor], act: Any) -> None:
     """Give a promise what an action returns or raises, unless nobody waits for it any more."""
     with suppress(InvalidStateError):
         try:

@@ -87,7 +87,7 @@ def health(predictor: Predictor, images: Tensor) -> Health:
         plain, other = (
             predictor((shown - _per_channel(mean, some)) / _per_channel(deviation, some)) for shown in (some, moved)
         )
-        return _sure(plain.logits), float((plain.labels == other.labels).double().mean()), plain.logits
+        return _mean_confidence(plain.logits), float((plain.labels == other.labels).double().mean()), plain.logits
 
     confidence, agreement, logits = seen()
     better = None
@@ -128,7 +128,7 @@ def unlike(size: tuple[int, int], colours: Tensor, adapted: Adapted) -> str | No
     )
 
 
-def _sure(logits: Tensor) -> float:
+def _mean_confidence(logits: Tensor) -> float:
     return float(logits.double().softmax(1).amax(1).mean())
 
 

@@ -106,7 +106,10 @@ def prepare(image: Tensor | Image, adapted: Adapted) -> Tensor:
         adapted: Whose resize, size and channels count.
     """
     square = adapted.square
-    return in_channels(_cut(image, square) if isinstance(image, Tensor) else _tensor(_cut(image, square)), square)
+    return in_channels(
+        _centre_square_of(image, square) if isinstance(image, Tensor) else _tensor(_centre_square_of(image, square)),
+        square,
+    )
 
 
 def square_of(source: Any, adapted: Adapted, *, most_pixels: int = MOST_PIXELS) -> Tensor:
@@ -132,11 +135,11 @@ def cut(
         name: What to call the source in errors.
     """
     name = name or name_of(source)
-    image = _turned(opened(source, most_pixels=most_pixels, formats=formats, name=name))
+    image = _turned_by_exif(opened(source, most_pixels=most_pixels, formats=formats, name=name))
     # In its own depth until it is small: grey in colour takes four times the memory.
     grey = image.mode[0] in "1LIF" and not image.has_transparency_data
     try:
-        return np.array(_cut(flattened(_middle(image), "L" if grey else "RGB"), square).convert("RGB"))
+        return np.array(_centre_square_of(flattened(_middle(image), "L" if grey else "RGB"), square).convert("RGB"))
     except Exception as error:
         raise DataError(f"{name} has pixels of mode {image.mode} that cannot be made RGB ({error}).") from error
 
@@ -152,7 +155,7 @@ def in_channels(pixels: Tensor, square: Square) -> Tensor:
     return (pixels * luma).sum(0, keepdim=True) if square.channels == 1 else pixels
 
 
-def _cut(image: Any, square: Square) -> Any:
+def _centre_square_of(image: Any, square: Square) -> Any:
     """Return the centre square of a tensor or a PIL image."""
     image = _middle(image)
     height, width = _sides(image)
@@ -195,7 +198,7 @@ def upright(source: Any, *, most_pixels: int = MOST_PIXELS) -> Image:
     name = name_of(source)
     image = opened(source, most_pixels=most_pixels)
     try:
-        return flattened(_turned(image), "RGB")
+        return flattened(_turned_by_exif(image), "RGB")
     except Exception as error:
         raise DataError(f"{name} has pixels of mode {image.mode} that cannot be made RGB ({error}).") from error
 
@@ -268,7 +271,7 @@ def _check_file(path: Path, name: str) -> None:
         raise DataError(f"{name} is empty.")
 
 
-def _turned(image: Image) -> Image:
+def _turned_by_exif(image: Image) -> Image:
     from PIL import ImageOps
 
     try:

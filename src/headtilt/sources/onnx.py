@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from headtilt.errors import DataError, MissingExtraError, ModelError, OptionError
 from headtilt.io import export
-from headtilt.model.outputs import logits_in
+from headtilt.model.outputs import logits_in, taps
 from headtilt.model.predictor import Predictor
 from headtilt.model.state import undisturbed
-from headtilt.model.taps import taps
 from headtilt.sources import Adapted, sidecar
 from headtilt.sources.preprocessing import BlackBox
 

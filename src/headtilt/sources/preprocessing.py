@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.errors import ModelError, OptionError
-from headtilt.model.taps import OUTPUT
+from headtilt.model.outputs import OUTPUT
 
 
 class Normalised(nn.Module):
@@ -68,7 +68,7 @@ class BlackBox(nn.Module):
         super().__init__()
         self.call, self.batch, self.features = call, batch, tuple(features)
         for name in self.features:
-            _plant(self, name.removesuffix(OUTPUT))
+            _add_stand_in(self, name.removesuffix(OUTPUT))
 
     def forward(self, images: Tensor) -> Any:
         """Return what the callable says, batch by batch where it takes only one size of them."""
@@ -102,7 +102,7 @@ class StandIn(nn.Module):
         return gave
 
 
-def _plant(root: nn.Module, name: str) -> None:
+def _add_stand_in(root: nn.Module, name: str) -> None:
     """Give a module a part of that dotted name that stands for another."""
     try:
         for part in name.split("."):
@@ -135,7 +135,7 @@ def only_tensors() -> Iterator[None]:
             os.environ[name] = before
 
 
-def query(spec: str, *known: str) -> tuple[str, dict[str, str]]:
+def name_and_options(spec: str, *known: str) -> tuple[str, dict[str, str]]:
     """Return a spec's name and the options behind its question mark: ``resnet18?weights=none``."""
     name, _, rest = spec.partition("?")
     options = dict(part.partition("=")[::2] for part in rest.split("&") if part)

@@ -11,7 +11,7 @@ from torch import nn
 from headtilt.errors import DataError, MissingExtraError, OptionError
 from headtilt.io.weights import load_tensors
 from headtilt.sources import Adapted, Resample
-from headtilt.sources.preprocessing import Normalised, only_tensors, query
+from headtilt.sources.preprocessing import Normalised, name_and_options, only_tensors
 
 RESAMPLE: dict[str, Resample] = {"bilinear": "bilinear", "nearest": "nearest", "lanczos": "lanczos", "box": "box"}
 
@@ -29,7 +29,7 @@ def load(spec: str, *, device: str = "cpu") -> Adapted:
         import timm
     except (ImportError, RuntimeError) as error:  # it needs a torchvision that fits the torch there is
         raise MissingExtraError("timm", "timm") from error
-    name, options = query(spec, "weights")
+    name, options = name_and_options(spec, "weights")
     wanted = options.get("weights", "DEFAULT")
     file = Path(wanted).expanduser()
     if wanted.lower() not in ("none", "default") and file.suffix != ".safetensors":

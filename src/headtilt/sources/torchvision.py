@@ -11,7 +11,7 @@ from torch import nn
 from headtilt.errors import DataError, MissingExtraError, OptionError
 from headtilt.io.weights import load_tensors
 from headtilt.sources import Adapted
-from headtilt.sources.preprocessing import Normalised, only_tensors, query
+from headtilt.sources.preprocessing import Normalised, name_and_options, only_tensors
 
 
 def load(spec: str, *, device: str = "cpu") -> Adapted:
@@ -27,20 +27,20 @@ def load(spec: str, *, device: str = "cpu") -> Adapted:
         from torchvision import models
     except (ImportError, RuntimeError) as error:  # it raises RuntimeError where it does not fit the torch there is
         raise MissingExtraError("torchvision", "torchvision") from error
-    name, options = query(spec, "weights")
+    name, options = name_and_options(spec, "weights")
     wanted = options.get("weights", "DEFAULT")
     try:
         known = models.get_model_weights(name)
     except ValueError as error:
         raise OptionError(
-            f"torchvision:{name} is none of its models; they are {_some(models.list_models())}."
+            f"torchvision:{name} is none of its models; they are {_first_names(models.list_models())}."
         ) from error
     file = Path(wanted).expanduser()
     bare = wanted.lower() == "none" or file.suffix == ".safetensors"
     about = _weights(known, "DEFAULT" if bare else wanted, name)
     model = _build(models, name, None if bare else about)
     if file.suffix == ".safetensors":
-        _fill(model, file, name)
+        _load_weights(model, file, name)
     return _adapted(model, about, name, device)
 
 
@@ -81,7 +81,7 @@ def _build(models: Any, name: str, weights: Any) -> nn.Module:
     return model
 
 
-def _fill(model: nn.Module, file: Path, name: str) -> None:
+def _load_weights(model: nn.Module, file: Path, name: str) -> None:
     tensors, _ = load_tensors(file)
     try:
         model.load_state_dict(tensors)
@@ -89,5 +89,5 @@ def _fill(model: nn.Module, file: Path, name: str) -> None:
         raise DataError(f"{file} does not hold the weights of a {name}: {error}") from error
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} others" if len(names) > 12 else "")

@@ -46,21 +46,23 @@ class Downloader:
     def _fetch(self, url: str) -> None:
         self.part.parent.mkdir(parents=True, exist_ok=True)
         for attempt in range(ATTEMPTS):
-            before = self._size()
+            before = self._bytes_so_far()
             try:
-                self._go_on(url)
+                self._resume(url)
                 return
             except HTTPError as error:
                 raise DataError(f"{url} answered {error.code} {error.reason}.") from error
             except (OSError, HTTPException) as error:
                 # A connection that broke is tried again as long as it brought something.
-                if self._size() <= before or attempt == ATTEMPTS - 1:
+                if self._bytes_so_far() <= before or attempt == ATTEMPTS - 1:
                     reason = error.reason if isinstance(error, URLError) else error
-                    kept = f" {self._size()} bytes are kept: the next attempt goes on from there." * (self._size() > 0)
+                    kept = f" {self._bytes_so_far()} bytes are kept: the next attempt goes on from there." * (
+                        self._bytes_so_far() > 0
+                    )
                     raise DataError(f"{url} could not be fetched ({reason}).{kept}") from error
 
-    def _go_on(self, url: str) -> None:
-        have = self._size()
+    def _resume(self, url: str) -> None:
+        have = self._bytes_so_far()
         headers = {"User-Agent": "headtilt"} | ({"Range": f"bytes={have}-"} if have else {})
         try:
             response: HTTPResponse = urlopen(Request(url, headers=headers), timeout=self.timeout)
@@ -72,7 +74,7 @@ class Downloader:
             if error.headers.get("Content-Range") == f"bytes */{have}":
                 return
             self.part.unlink()
-            self._go_on(url)
+            self._resume(url)
             return
         with response:
             covers = response.headers.get("Content-Range", "")
@@ -106,5 +108,5 @@ class Downloader:
             # Good or bad, going on from its end is of no more use.
             self.part.unlink()
 
-    def _size(self) -> int:
+    def _bytes_so_far(self) -> int:
         return self.part.stat().st_size if self.part.exists() else 0

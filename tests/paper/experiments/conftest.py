@@ -9,7 +9,6 @@ import pytest
 from torch import nn
 
 from headtilt.calibration import fitter as fitting
-from headtilt.calibration import head
 from headtilt.paper import zoo
 from headtilt.paper.data import Dataset, load
 
@@ -19,9 +18,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADTILT_CACHE", str(folder))
-        # Heads and gates are quickly fitted: these tests are of how methods are compared.
+        # Gates are quickly fitted: these tests are of how methods are compared.
         patch.setattr(fitting, "HELD_OUT_IMAGES", 30)
-        patch.setattr(head, "FEWEST_STEPS", 60)
         yield folder
 
 

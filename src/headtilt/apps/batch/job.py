@@ -89,7 +89,7 @@ def decoding(
             for item, payload in payloads(inputs):
                 if stop.is_set():
                     return
-                put((item.path, _promised(payload, adapted, decoders)))
+                put((item.path, _future_image(payload, adapted, decoders)))
         except BaseException as error:
             put(error)
         put(None)
@@ -113,7 +113,7 @@ def decoding(
         feeder.join()
 
 
-def _promised(payload: bytes | Path | DataError, adapted: Adapted, decoders: Decoders) -> Future[Tensor]:
+def _future_image(payload: bytes | Path | DataError, adapted: Adapted, decoders: Decoders) -> Future[Tensor]:
     if not isinstance(payload, DataError):
         return decoders.submit(payload, adapted.square)
     failed: Future[Tensor] = Future()
@@ -137,7 +137,7 @@ def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None =
         run = plan(job, adapted, inputs)
         for sentence in run.mended:
             log.warning("%s", sentence)
-        (engine or here)(run, robust, adapted, tell)
+        (engine or compute_here)(run, robust, adapted, tell)
         left = run.missing()
     if left:
         raise DataError(
@@ -146,7 +146,7 @@ def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None =
     return run
 
 
-def here(run: Run, robust: ITS, adapted: Adapted, tell: Tell) -> None:
+def compute_here(run: Run, robust: ITS, adapted: Adapted, tell: Tell) -> None:
     """Compute what is missing on this machine."""
     missing = run.missing()
     finished = run.count - sum(map(run.rows, missing))

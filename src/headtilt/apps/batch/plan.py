@@ -165,20 +165,20 @@ def plan(job: Job, adapted: Adapted, inputs: list[Input]) -> Run:
     folder = job.out / FOLDER
     before = _manifest(folder / MANIFEST)
     if before is not None:
-        _same(before, wanted, job.out)
+        _check_same_job(before, wanted, job.out)
     elif not (folder / MANIFEST).exists() and any(job.out.glob("part-*.parquet")):
         raise OptionError(f"out must be a folder of its own; {job.out} holds other part-….parquet files. Name another.")
     folder.mkdir(parents=True, exist_ok=True)
     # Written anew each time: the list was made anew, and a damaged file of it would not be noticed.
     _write_inputs(folder / INPUTS, inputs, job.shard_rows)
     if (folder / MANIFEST).exists():
-        run = replace(run, mended=_mended(run, vouched=before is not None))
+        run = replace(run, mended=_remove_damaged(run, vouched=before is not None))
     with whole(folder / MANIFEST) as unfinished:
         unfinished.write_text(json.dumps(wanted, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return run
 
 
-def _mended(run: Run, *, vouched: bool) -> tuple[str, ...]:
+def _remove_damaged(run: Run, *, vouched: bool) -> tuple[str, ...]:
     """Remove the files of a folder that do not hold the rows they should, and return what was wrong with them.
 
     Args:
@@ -205,7 +205,7 @@ def _manifest(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("arguments"), dict) else None
 
 
-def _same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
+def _check_same_job(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
     """Raise unless a folder was begun by the same job."""
     words = {"inputs_sha256": "the files of the source", "inputs": "the number of inputs"}
     before, now = dict(found), dict(wanted)

@@ -138,9 +138,9 @@ class Uploads:
         self.held -= size
         if size > LARGE and not self.tidying:
             self.tidying = True
-            asyncio.get_running_loop().call_later(TIDY_SECONDS, self._tidy)
+            asyncio.get_running_loop().call_later(TIDY_SECONDS, self._trim)
 
-    def _tidy(self) -> None:
+    def _trim(self) -> None:
         self.tidying = False
         trim_memory()
 
@@ -153,7 +153,7 @@ class Uploads:
                 if self.coming[mine] + len(chunk) > self.limits.bytes:
                     raise _too_large(self.limits)
                 content += chunk
-                self._take(mine, len(chunk))
+                self._count_bytes(mine, len(chunk))
             return Body(self, bytes(content), self.coming[mine])
         except BaseException:
             self.free(self.coming[mine])
@@ -161,7 +161,7 @@ class Uploads:
             content.clear()  # the error's traceback holds on to it
             raise
 
-    def _take(self, mine: asyncio.Task[Any], size: int) -> None:
+    def _count_bytes(self, mine: asyncio.Task[Any], size: int) -> None:
         """Count some more bytes; where they are too many, the largest body that is still coming gives way."""
         self.coming[mine] += size
         self.held += size
@@ -256,18 +256,18 @@ def impatient(seconds: float) -> Any:
             self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._calm()
+            self._stop_timer()
             super().connection_lost(exc)
 
         def _watch(self) -> None:
             state = self.conn.their_state
             answered = state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
             if state is not h11.IDLE and not answered:
-                self._calm()
+                self._stop_timer()
             elif self.timer is None:
                 self.timer = self.loop.call_later(seconds, self.transport.close)
 
-        def _calm(self) -> None:
+        def _stop_timer(self) -> None:
             if self.timer is not None:
                 self.timer.cancel()
                 self.timer = None

@@ -64,7 +64,7 @@ DOT = b"P5 1 1 255\n\x00"  # an image of one pixel
 AFTERWARDS = 5  # seconds that ending may take once all answers are given or given up
 
 
-def _awake(lane: Decoders, adapted: Adapted) -> None:
+def _wait_for_decoders(lane: Decoders, adapted: Adapted) -> None:
     """Wait until a lane decodes: on a busy machine its processes take longer to start than an image may."""
     for _ in range(ATTEMPTS):
         with suppress(OverdueError):
@@ -112,7 +112,7 @@ class Service:
         await self._compute(self._rows, [blank])
         # The first image starts the processes.
         for lane in self.lanes:
-            await asyncio.get_running_loop().run_in_executor(self.drawing, _awake, lane, self.adapted)
+            await asyncio.get_running_loop().run_in_executor(self.drawing, _wait_for_decoders, lane, self.adapted)
         self.warm = True
         try:
             yield
@@ -310,8 +310,8 @@ def _routes(app: Any, service: Service) -> None:
     refusals = failures(400, 408, 413, 415, 422, 503)
     pictured: dict[int | str, Any] = {200: {"content": {"image/png": {"schema": {"type": "string"}}}}}
     image = {"openapi_extra": body_of()}
-    said: dict[str, Any] = {"response_model": Answer, "response_model_exclude_unset": True}
-    app.post("/classify", responses=refusals, **said, **image)(classify)
+    failure_reply: dict[str, Any] = {"response_model": Answer, "response_model_exclude_unset": True}
+    app.post("/classify", responses=refusals, **failure_reply, **image)(classify)
     told: dict[str, Any] = {"response_model": Explanation, "response_model_exclude_unset": True}
     app.post("/explain", responses=refusals | pictured, **told, **image)(explain)
     app.get("/healthz", response_model=Health)(healthz)
@@ -325,21 +325,21 @@ def _routes(app: Any, service: Service) -> None:
 def _guard(app: Any, service: Service, hosts: Sequence[str]) -> None:
     """Count and time requests, and answer every failure with a sentence that tells nothing of this machine."""
 
-    def said(status: int, reason: str, headers: Any = None) -> JSONResponse:
+    def failure_reply(status: int, reason: str, headers: Any = None) -> JSONResponse:
         return JSONResponse(Failure(error=reason).model_dump(), status, headers)
 
     async def refused(_: Request, error: Any) -> JSONResponse:
         _forget_frames(error)
-        return said(error.status, error.reason, error.headers)
+        return failure_reply(error.status, error.reason, error.headers)
 
     async def plain(_: Request, error: Any) -> JSONResponse:
-        return said(error.status_code, str(error.detail), error.headers)
+        return failure_reply(error.status_code, str(error.detail), error.headers)
 
     async def invalid(_: Request, error: Any) -> JSONResponse:
-        return said(422, "; ".join(f"{entry['loc'][-1]}: {entry['msg']}" for entry in error.errors()))
+        return failure_reply(422, "; ".join(f"{entry['loc'][-1]}: {entry['msg']}" for entry in error.errors()))
 
     async def broken(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - uvicorn's log has it
-        return said(500, "internal error.")
+        return failure_reply(500, "internal error.")
 
     app.add_exception_handler(RefusedError, refused)
     app.add_exception_handler(HTTPException, plain)

@@ -162,7 +162,7 @@ def draw(report: Report) -> dict[str, Figure]:
 
     from headtilt.paper.experiments.reproduce.figures import curves
     from headtilt.plot.style import BLUE, ORANGE, VERMILION, natural_ticks, new_figure, style_axes
-    from headtilt.plot.style import natural as in_units
+    from headtilt.plot.style import in_natural_units as in_units
 
     figure = new_figure(8.4, 7.4)
     grid = figure.subplots(len(report["results"]), 2, squeeze=False)

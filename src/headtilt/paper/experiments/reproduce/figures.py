@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headtilt.plot.style import BLUE, FAINT, GREEN, INK, LINES, PALE, VERMILION, hue, say, style_axes, thumb
+from headtilt.plot.style import BLUE, FAINT, GREEN, INK, LINES, PALE, VERMILION, draw_thumbnail, hue, say, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,6 +123,6 @@ def strip(
     for number, (pixels, word, colour) in enumerate(views):
         x = left + pitch * number
         frame = (0.05, colour) if number in rims else (0.015, PALE)
-        thumb(axes, pixels, (x, top), (1, 1), frame)
+        draw_thumbnail(axes, pixels, (x, top), (1, 1), frame)
         short = word if len(word) <= 15 else word[:14] + "…"
         say(axes, x + 0.5, top - 1.15, short, 7 if len(short) > 9 else 8, colour)
