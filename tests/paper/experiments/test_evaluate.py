@@ -18,11 +18,13 @@ from headtilt.paper.baselines import orient
 from headtilt.paper.baselines.tta import tta
 from headtilt.paper.data.dataset import Dataset
 from headtilt.paper.data.perturb import draw, draw_nearly, draw_quarters, perturb_dataset, turn_dataset
+from headtilt.paper.experiments import evaluate
 from headtilt.paper.experiments.evaluate import Evaluation, Network, curve
 from headtilt.paper.experiments.methods import METHODS, Prediction, Setting, ask, build, fitted, reads_fit_images
 from headtilt.paper.experiments.retrain import MORE
 from headtilt.paper.experiments.scores import CONDITIONS, FIELDS, POSES, confusions, intervals, summarise
 from headtilt.paper.train import RECIPES, Recipe, accuracy
+from headtilt.presets import accurate, fast
 
 QUICK = HeadRecipe(hidden=32, looks=1)
 SILENT = {"tta-mean", "augmented", "last-layer"}  # about how the image was transformed
@@ -327,7 +329,7 @@ def test_methods_that_read_the_fit_images_are_known():
     assert all(reads_fit_images(name) for name in ("orient", "balanced", "head+gate", "fast"))
 
 
-def test_a_method_with_a_gate_and_the_same_one_without_are_fitted_together(setting, monkeypatch):
+def test_methods_that_look_at_other_views_or_have_no_gate_share_a_fit(setting, monkeypatch):
     fits = []
     inner = ht.ITS.fit
 
@@ -338,7 +340,20 @@ def test_a_method_with_a_gate_and_the_same_one_without_are_fitted_together(setti
     monkeypatch.setattr(ht.ITS, "fit", fit)
     for name in ("head-features", "head-features+gate", "accurate+gate", "fast+gate", "fast"):
         build(name, setting)
-    assert fits == [("head", 36), ("head", 14)]
+    assert fits == [("head", 14)]
+    budgets = [fitted(setting, "head", options(setting.levels), gate=True).plan.budget for options in (accurate, fast)]
+    assert budgets == [36, 14]
+
+
+def test_fit_images_come_from_the_split_that_is_named(monkeypatch):
+    asked, inner = [], evaluate.load_data
+    monkeypatch.setattr(evaluate, "load_data", lambda *args, **more: asked.append(args[1]) or inner(*args, **more))
+    found = evaluation("bias", fit_split="train", limit=4).run()
+    assert found["fit_split"] == "train"
+    assert "train" in asked
+    assert "fit" not in asked
+    with pytest.raises(ht.OptionError, match="fit_split must be"):
+        evaluation("bias", fit_split="test")
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["without first", "with first"])
