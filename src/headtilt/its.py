@@ -378,6 +378,8 @@ class ITS(Estimator, nn.Module):
         """Yield what the search finds, for as many images at a time as memory should hold."""
         predictor = self.predictor
         check_images(images)
+        if images.is_meta:
+            raise ShapeError("images must have numbers; these lie on the meta device, which holds shapes alone.")
         if not all_finite(images):
             raise ShapeError(
                 "images must be finite; some pixels are NaN or infinite. Clean them first: images.nan_to_num()."

@@ -85,4 +85,4 @@ def test_the_stored_load_test_has_no_failure_and_is_told_as_it_was():
     assert (serve["failures"], serve["server_errors"]) == (0, 0)
     assert serve["seconds"] >= 60
     assert f"{serve['requests_per_second']:.0f} requests a second" in text
-    assert f"{100 * serve['share_of_bare_search']:.0f}% of what the bare search" in text
+    assert f"{100 * serve['share_of_bare_search']:.0f}% of the speed of the search alone" in text

@@ -194,8 +194,6 @@ def check_images(images: object, name: str = "images") -> None:
         raise ShapeError(f"{name} must hold at least one image and pixel; got {tuple(images.shape)}.")
     if not images.is_floating_point():
         raise ShapeError(f"{name} must be floating point; got {images.dtype}. For bytes use images.float() / 255.")
-    if images.is_meta:
-        raise ShapeError(f"{name} must have numbers; these lie on the meta device, which holds shapes alone.")
 
 
 def _channels_last(images: Tensor) -> bool:

@@ -359,7 +359,7 @@ class Predictor:
             if isinstance(error, ModelError) or out_of_memory(error):
                 raise
             raise ModelError(
-                f"model raised on views of shape {tuple(views.shape)}: {error}. Check that the images have the "
-                "channels and the size that the model takes."
+                f"model raised on views of shape {tuple(views.shape)}: {str(error).rstrip('.')}. "
+                "Check that the images have the channels and the size that the model takes."
             ) from error
         return as_logits(output, self.output_key, len(views) * copies)

@@ -151,7 +151,8 @@ def test_networks_are_the_papers_two_and_a_resnet():
 @pytest.mark.parametrize("spec", ["", "cifar", "digits:x", "digits:-1", "digits:1.5", "Digits", ":0", "digits:0:1"])
 def test_specs_that_name_no_network_are_refused(spec):
     with pytest.raises(
-        ht.OptionError, match="a zoo network is one of digits, mnist, fashion-mnist, gtsrb, cifar10, with"
+        ht.OptionError,
+        match="a zoo network is one of digits, mnist, fashion-mnist, gtsrb, cifar10, alone or with a seed",
     ):
         parse(spec)
 
