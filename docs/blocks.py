@@ -277,14 +277,14 @@ SHOWN_CONFUSIONS = 6
 
 def confused() -> str:
     """Return which signs the fitted search takes for which, most often first."""
-    report = stored("gtsrb-confusions")
+    report = stored("gtsrb-fitted")
     if report is None:
-        return f'!!! note "{NEVER}"\n    No results/gtsrb-confusions.json is stored.'
+        return f'!!! note "{NEVER}"\n    No results/gtsrb-fitted.json is stored.'
     pairs = report["most_confused"]["accurate"][:SHOWN_CONFUSIONS]
     rows = [[true, said, f"{share:.2f}"] for true, said, share in pairs]
     wrong = 100 - report["methods"]["accurate"]["accuracy"]
     head = ["tilted sign", "taken for", f"% of all tilted signs ({wrong:.1f} are wrong in all)"]
-    return f"{grid(head, rows)}\n\n{provenance('gtsrb-confusions', report)}"
+    return f"{grid(head, rows)}\n\n{provenance('gtsrb-fitted', report)}"
 
 
 def promise() -> str:
