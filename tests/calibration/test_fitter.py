@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.calibration import balance
+from headtilt.calibration import balance, looks
 from headtilt.calibration import fitter as fitting
 from headtilt.calibration.balance import Balance
 from headtilt.calibration.distances import Neighbours, Prototypes
@@ -588,7 +588,7 @@ def test_features_count_towards_the_memory_of_a_block(monkeypatch):
 
 
 def test_looks_stop_where_memory_should_hold_no_more(monkeypatch):
-    monkeypatch.setattr(fitting, "MOST_KEPT", {"cpu": 300 * 9 * 5, "cuda": 1})
+    monkeypatch.setattr(looks, "MOST_KEPT", {"cpu": 300 * 9 * 5, "cuda": 1})
     model = Counting()
     robust = joint(model, budget=6, chunk=64).fit(tiny_images(600), recipe=HeadRecipe(looks=4, views=8, epochs=1))
     assert model.views < robust.report["views"]

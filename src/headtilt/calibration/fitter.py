@@ -22,7 +22,7 @@ from headtilt.calibration.distances import fit_neighbours, fit_prototypes
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES, Fold, Seeds, gather, split
 from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, quantile_for
 from headtilt.calibration.head import HeadRecipe, OrbitHead, fit_head
-from headtilt.calibration.looks import Looks, Pile, floats
+from headtilt.calibration.looks import Looks, Pile, floats, most_kept
 from headtilt.calibration.padding import choose_padding
 from headtilt.calibration.proposals import fit_proposals
 from headtilt.calibration.sampler import Sampler
@@ -42,8 +42,6 @@ Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
-MOST_KEPT = {"cpu": 2**28, "cuda": 2**32}  # numbers of evidence kept at once, in half precision
-SHARE_KEPT = 1 / 4  # of a GPU's memory that these may take
 
 
 @dataclass(frozen=True)
@@ -395,11 +393,3 @@ class Fitting:
                 )
             )
         return joined(parts)
-
-
-def most_kept(device: torch.device) -> int:
-    """Return how many numbers of evidence a fit may keep on a device."""
-    if device.type != "cuda":
-        return MOST_KEPT["cpu"]
-    room = torch.cuda.get_device_properties(device).total_memory
-    return min(MOST_KEPT["cuda"], int(SHARE_KEPT * room / torch.float16.itemsize))

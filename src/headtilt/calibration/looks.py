@@ -10,6 +10,9 @@ from torch import Tensor
 from headtilt.calibration.sampler import COLUMNS, Orbits
 from headtilt.model.evidence import Evidence, concatenate
 
+MOST_KEPT = {"cpu": 2**28, "cuda": 2**32}  # numbers of evidence kept at once, in half precision
+SHARE_KEPT = 1 / 4  # of a GPU's memory that these may take
+
 
 @dataclass(frozen=True)
 class Looks:
@@ -91,3 +94,11 @@ class Pile:
             evidence = replace(evidence, features=self.features[: self.taken])
         columns = (torch.cat([getattr(part, name) for part in self.parts]) for name in COLUMNS)
         return Looks(Orbits(evidence, *columns), torch.cat(self.shown))
+
+
+def most_kept(device: torch.device) -> int:
+    """Return how many numbers of evidence a fit may keep on a device."""
+    if device.type != "cuda":
+        return MOST_KEPT["cpu"]
+    room = torch.cuda.get_device_properties(device).total_memory
+    return min(MOST_KEPT["cuda"], int(SHARE_KEPT * room / torch.float16.itemsize))

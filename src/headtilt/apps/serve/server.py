@@ -310,8 +310,8 @@ def _routes(app: Any, service: Service) -> None:
     refusals = failures(400, 408, 413, 415, 422, 503)
     pictured: dict[int | str, Any] = {200: {"content": {"image/png": {"schema": {"type": "string"}}}}}
     image = {"openapi_extra": body_of()}
-    failure_reply: dict[str, Any] = {"response_model": Answer, "response_model_exclude_unset": True}
-    app.post("/classify", responses=refusals, **failure_reply, **image)(classify)
+    answered: dict[str, Any] = {"response_model": Answer, "response_model_exclude_unset": True}
+    app.post("/classify", responses=refusals, **answered, **image)(classify)
     told: dict[str, Any] = {"response_model": Explanation, "response_model_exclude_unset": True}
     app.post("/explain", responses=refusals | pictured, **told, **image)(explain)
     app.get("/healthz", response_model=Health)(healthz)
