@@ -14,7 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.calibration import fitter
+from headtilt.calibration import fitter, looks
 from headtilt.calibration.balance import balance_of_batch
 from headtilt.calibration.distances import Neighbours
 from headtilt.calibration.fit_images import Seeds
@@ -266,7 +266,7 @@ def test_with_images_held_out_by_name_one_head_is_fitted_and_these_alone_tell_th
 
 
 def test_looks_end_where_memory_of_their_device_should_hold_no_more(monkeypatch):
-    monkeypatch.setattr(fitter, "MOST_KEPT", {"cpu": 300 * 5 * 5, "cuda": 10**9})
+    monkeypatch.setattr(looks, "MOST_KEPT", {"cpu": 300 * 5 * 5, "cuda": 10**9})
     recipe = replace(UNTRAINED, looks=4, views=4)
     plan = ht.Joint([ht.rotation()], budget=6)
     fitting = fitter.Fitter(Predictor(TinyNet().eval()), plan, recipe=recipe, promise=None)
