@@ -273,8 +273,8 @@ def test_looks_end_where_memory_of_their_device_should_hold_no_more(monkeypatch)
     images = tiny_images(256)
     fit = fitter.Fitting(fitting, images, fitting.folds(256, None, np.random.default_rng(0)), Seeds(0))
     sampler = Sampler(fitting.predictor, plan.levels, views=4)
-    looks = fit._looks(sampler, lambda *_: None)
-    assert len(looks.image) == 2 * 256, "256 images from five views each, twice: then there are more than 7,500 numbers"
+    seen = fit._looks(sampler, lambda *_: None)
+    assert len(seen.image) == 2 * 256, "256 images from five views each, twice: then there are more than 7,500 numbers"
 
 
 def test_upright_images_are_searched_with_the_readout_that_will_answer():
