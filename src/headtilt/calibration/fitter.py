@@ -35,7 +35,7 @@ from headtilt.progress import Progress, Ticker
 from headtilt.search.joint import Joint
 from headtilt.search.lattice import covering, elements
 from headtilt.search.plan import Plan
-from headtilt.search.run import Searcher, as_it_came
+from headtilt.search.run import Searcher, as_it_came, with_bare
 from headtilt.search.seen import log_weights, posture
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
@@ -331,7 +331,7 @@ class Fitting:
             those = joined([self._searched(sampler, fold.held_out, fitted, tell) for fold, fitted in pairs])
         images = sum(len(fold.held_out) for fold in self.folds)
         cost = price(cases)
-        margin = margin_for(those.for_label, cost, promise.upright, images)
+        margin = margin_for(those.lead, cost, promise.upright, images)
         exit_at, turn_at = math.inf, 0.0
         if self.fitter.early_exit:
             exit_at = exit_for(cases.trust[~cases.upright], cases.harm(margin)[~cases.upright], promise.tilted)
@@ -381,6 +381,7 @@ class Fitting:
             if told is not None:
                 weighed = told[..., 0] + log_weights(seen.poses)
                 lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, weighed)
+                answer = with_bare(answer, bare, lies)
             trust = torch.full_like(answer[:, 0], -math.inf) if told is None else told[:, 0, 0]
             parts.append(
                 Judged(

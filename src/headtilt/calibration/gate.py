@@ -3,8 +3,8 @@
 A fitted gate is three numbers, all read from the same head and set without labels from a promise: how sure the head
 must be that an image came upright to let it go after one view (*exit*), by how much the search's answer must beat the
 bare one to replace it (*margin*), and how sure the head must be of a pose to turn an image (*turn*). Labels and poses
-are judged each by itself: an image may keep its label and be turned, or get another label and stay as it is. But each
-is evidence for the other: an image that seems to lie tilted sooner gets another label, and the other way round.
+are judged each by itself: an image may keep its label and be turned, or get another label and stay as it is. How the
+image seems to lie is part of the answer that is judged (see `search.run.with_bare`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEWEST_IN_TAIL = 10
 TRUE_LENGTH = 1.0  # of the tail of log-odds that are true: what is e times as unlikely happens e times less often
 PRIOR_IMAGES = 10  # that this counts for before any is seen
 SURE = 1.0  # standard errors by which a tail is taken for thicker and longer than it seems
-TILT_FOR_LABEL = LABEL_FOR_TILT = 0.5  # how much of the one's log-odds counts for the other
+LABEL_FOR_TILT = 0.5  # how much of the log-odds of another label counts for a tilt
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Gate(nn.Module):
     """A fitted or hand-set gate.
 
     Args:
-        margin: Log-odds by which the search's answer must beat the bare model's to replace it; see `for_label`.
+        margin: Log-odds by which the search's answer must beat the bare model's to replace it.
         exit_at: Log-odds of being upright at which an image leaves after one view; infinite for never.
         turn_at: Log-odds of being tilted above which an image is turned; see `for_turning`.
     """
@@ -81,7 +81,7 @@ class Gate(nn.Module):
             return torch.zeros_like(root.labels, dtype=torch.bool)
         return root.upright[..., 0] >= self.exit_at
 
-    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:
+    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:  # noqa: ARG002
         """Return for which images (B,) the bare answer stays.
 
         Args:
@@ -89,8 +89,7 @@ class Gate(nn.Module):
             found: What the search found.
             answer: (B, Y), the logits that would be answered with.
         """
-        tilted = None if found.posture is None else found.posture.tilted
-        return for_label(against(bare, answer), tilted) < self.margin
+        return against(bare, answer) < self.margin
 
     def turns(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:
         """Return which images (B,) are turned, of the same arguments, where the head tells how they lie."""
@@ -135,23 +134,13 @@ def rival(bare: Evidence, answer: Tensor) -> Tensor:
     return answer.scatter(1, own, -math.inf).amax(1) - answer.gather(1, own)[:, 0]
 
 
-def for_label(lead: Tensor, tilted: Tensor | None) -> Tensor:
-    """Return what speaks for another label (n,): its lead in log-odds, and that the image seems to have come tilted.
-
-    Where the image seems upright that says nothing: a head may see better than the bare model there, too.
+def for_turning(lead: Tensor, tilted: Tensor) -> Tensor:
+    """Return what speaks for turning images (n,): that they seem to have come tilted, and another label that leads.
 
     Args:
         lead: (n,), log-odds of the best other class against that of the bare model.
-        tilted: (n,), log-odds that the image came tilted; None, or −∞, where nothing tells.
+        tilted: (n,), log-odds that the image came tilted.
     """
-    if tilted is None:
-        return lead
-    # Where no other class leads, no tilt makes one.
-    return torch.where(lead > 0, lead + TILT_FOR_LABEL * tilted.clamp_min(0), lead)
-
-
-def for_turning(lead: Tensor, tilted: Tensor) -> Tensor:
-    """Return what speaks for turning images (n,), of the same arguments."""
     return tilted + LABEL_FOR_TILT * lead.clamp_min(0)
 
 
@@ -222,7 +211,8 @@ def margin_for(scores: Tensor, cost: float, points: float, images: int | None = 
     the tail is taken for thicker and longer by one standard error, so that few images make a gate careful.
 
     Args:
-        scores: (n,), what speaks for another label, of upright images that had no part in the fit; see `for_label`.
+        scores: (n,), log-odds of the best other class against the bare answer, of upright images that had no part in
+            the fit.
         cost: What replacing an answer is expected to cost, from 0 to 1; see `price`.
         points: The promise.
         images: How many images these are looks at, where that is not `n`: two looks at one image tell little more.

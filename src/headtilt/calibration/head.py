@@ -25,6 +25,7 @@ from headtilt.model.evidence import Evidence, floored
 from headtilt.search.seen import log_weights
 
 FEWEST_STEPS, MOST_STEPS = 500, 8000
+FEWEST_BALANCED = 5  # images per class from which on a balance tells more than chance
 TRUST = 0.5
 FARTHEST = 10  # deviations from the mean that a head takes seriously
 WEIGHT_DECAY = (0.1, 0.2)  # of a head that scores classes, and of one that scores views
@@ -164,7 +165,7 @@ def fit_head(
     Args:
         orbits: Fit images under some tilt, (n, V, …).
         targets: (n, Y), what the classifier says of each of them upright, as probabilities.
-        bias: (Y,), the balance, where the head starts from.
+        bias: (Y,), the balance, where the head starts from; with very few images per class it starts from none.
         recipe: See `HeadRecipe`.
         seed: Seeds initial weights, dropout and batches.
         progress: Called with (steps done, steps in all).
@@ -182,6 +183,8 @@ def fit_head(
     generator = torch.Generator(inputs.device).manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
     mean, deviation = moments(inputs, rows)
     dropout = DROPOUT[0 if per_class and images >= len(mean) else 1]
+    if images < FEWEST_BALANCED * len(bias):
+        bias = torch.zeros_like(bias)
     head = OrbitHead(
         bias.to(mean), mean, deviation, source=source, hidden=recipe.hidden, per_class=per_class, dropout=dropout
     )

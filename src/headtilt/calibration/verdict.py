@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from headtilt.calibration.gate import Gate, for_label, for_turning, rival
+from headtilt.calibration.gate import Gate, for_turning, rival
 from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence
 from headtilt.search.found import Posture
@@ -34,11 +34,6 @@ class Straight:
     lead: Tensor
     tilted: Tensor
     turned: Tensor
-
-    @property
-    def for_label(self) -> Tensor:
-        """What speaks for another label (n,)."""
-        return for_label(self.lead, self.tilted)
 
     @property
     def for_turning(self) -> Tensor:
@@ -84,7 +79,7 @@ class Judged(Straight):
 
     def kept(self, margin: float) -> Tensor:
         """Return which bare answers (n,) stay."""
-        return self.for_label < margin
+        return self.lead < margin
 
     def harm(self, margin: float) -> Tensor:
         """Return (n,) 1 where leaving early would lose what the gated search has, −1 where it would save it."""
@@ -136,7 +131,7 @@ def verdict(gate: Gate, straight: Straight, cases: Judged) -> dict[str, Any]:
     return {
         "tilted": agreement(tilted & ~cases.exact),
         "turned exactly": agreement(tilted & cases.exact),
-        "upright answers replaced": share((straight.lead > 0) & (straight.for_label >= gate.margin)),
+        "upright answers replaced": share((straight.lead > 0) & (straight.lead >= gate.margin)),
         "upright images turned": share((straight.for_turning > gate.turn_at) & (straight.turned > TURNED)),
         "tilted answers kept by the gate": share(kept[tilted]),
     }

@@ -17,10 +17,10 @@ from torch import Tensor
 from headtilt.errors import HeadtiltError, OptionError
 from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.chunking import out_of_memory
-from headtilt.model.evidence import Calibrator, Evaluate, Evidence
+from headtilt.model.evidence import Calibrator, Evaluate, Evidence, floored
 from headtilt.model.predictor import Predictor
 from headtilt.model.views import Scored, Views, only
-from headtilt.search.found import Found
+from headtilt.search.found import Found, Posture
 from headtilt.search.plan import Plan, settled
 
 Readout = Literal["incumbent", "marginal"]
@@ -108,6 +108,7 @@ def decide(bare: Evidence, found: Found, gate: Judge | None, readout: str, early
         early: (B,), which images left before the search.
     """
     answer, pose = read_out(found, readout)
+    answer = with_bare(answer, bare, found.posture)
     kept = early if gate is None else early | gate.keeps(bare, found, answer)
     posture = found.posture
     if posture is None:
@@ -137,6 +138,24 @@ def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
     agrees = (beam.evidence.labels == found.marginal.argmax(1, keepdim=True)) & beam.active
     slot = agrees.float().argmax(1)
     return found.marginal, beam.pose[torch.arange(slot.shape[0], device=slot.device), slot]
+
+
+def with_bare(answer: Tensor, bare: Evidence, posture: Posture | None) -> Tensor:
+    """Return logits (B, Y) in which the bare answer has its say, as far as the image seems to have come upright.
+
+    The head was fitted to say what the bare model says upright. Of an image that is upright the bare model says it
+    itself, and without the head's mistakes. So the answer is the geometric mean of both distributions, in which the
+    bare one counts by how probable it is that the image came upright.
+
+    Args:
+        answer: (B, Y), what the search would answer.
+        bare: What the bare model says of the images as they came.
+        posture: How the images lie; None, where no head tells, leaves the answer as it is.
+    """
+    if posture is None:
+        return answer
+    upright = (-posture.tilted).sigmoid()[:, None].to(answer)
+    return (answer + upright * floored(bare.log_probs).to(answer)) / (1 + upright)
 
 
 def as_it_came(calibrator: Calibrator | None, bare: Evidence) -> Evidence:
