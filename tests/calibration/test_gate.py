@@ -23,7 +23,6 @@ from headtilt.calibration.gate import (
     Promise,
     against,
     exit_for,
-    for_label,
     for_turning,
     margin_for,
     quantile_for,
@@ -35,7 +34,7 @@ from headtilt.paper import data as ht_data
 from headtilt.paper.data.perturb import draw, perturb_dataset
 from headtilt.result import concatenate
 from headtilt.search.found import Posture
-from headtilt.search.run import decide, read_out
+from headtilt.search.run import decide, read_out, with_bare
 from tests.toys import its
 
 from .toys import found, twin
@@ -88,12 +87,32 @@ def test_the_cost_of_a_change_is_told_by_images_that_are_nearly_upright_and_judg
     assert price(replace(cases, right=yes, bare_right=no)) == 0.0
 
 
-def test_what_seems_tilted_sooner_gets_another_label_and_what_gets_another_label_is_sooner_turned():
+def test_what_gets_another_label_is_sooner_turned():
     lead, tilted = torch.tensor([2.0, 2.0, 2.0, -1.0, -1.0]), torch.tensor([0.0, 4.0, -4.0, 9.0, -4.0])
-    assert for_label(lead, tilted).tolist() == [2.0, 4.0, 2.0, -1.0, -1.0]  # no tilt makes a label that leads nowhere
-    assert for_label(lead, None).tolist() == lead.tolist()
-    assert for_label(lead, torch.full((5,), -math.inf)).tolist() == lead.tolist()
     assert for_turning(lead, tilted).tolist() == [1.0, 5.0, -3.0, 9.0, -4.0]
+
+
+def posture(*tilted):
+    count = len(tilted)
+    return Posture(torch.eye(3).expand(count, 3, 3), torch.tensor(tilted), torch.ones(count))
+
+
+def test_the_bare_answer_has_its_say_as_far_as_the_image_seems_upright():
+    answer = torch.tensor([[0.0, 3.0, 1.0]]).log_softmax(1).expand(3, 3)
+    bare = Evidence(torch.tensor([[4.0, 0.0, 0.0]]).expand(3, 3))
+    said = with_bare(answer, bare, posture(50.0, -50.0, 0.0))
+    assert_close(said[0], answer[0])
+    assert_close(said[1], (answer[1] + bare.log_probs[1]) / 2)
+    assert_close(said[2], (answer[2] + bare.log_probs[2] / 2) / 1.5)
+    assert said.argmax(1).tolist() == [1, 0, 1]
+    assert with_bare(answer, bare, None) is answer
+
+
+def test_a_class_that_the_bare_model_rules_out_leaves_no_nan():
+    bare = Evidence(torch.tensor([[1.0, -math.inf]]))
+    said = with_bare(torch.zeros(1, 2), bare, posture(math.inf))
+    assert said.isfinite().all()
+    assert with_bare(torch.zeros(1, 2), bare, posture(-math.inf)).isfinite().all()
 
 
 def test_a_promise_of_nothing_is_an_infinite_margin_and_one_of_everything_is_none():
@@ -233,7 +252,7 @@ def test_an_image_leaves_early_where_the_head_is_sure_enough_that_it_is_upright(
 def test_labels_and_poses_are_judged_each_by_itself():
     turn = ht.rotation().matrix(torch.tensor(1.0))
     bare = Evidence(torch.tensor([[1.0, 0.0]] * 4))
-    answer = torch.tensor([[0.0, 3.0], [0.0, 3.0], [0.0, 0.5], [0.0, 0.5]])
+    answer = torch.tensor([[0.0, 6.0], [0.0, 6.0], [0.0, 0.5], [0.0, 0.5]])
     tilted = torch.tensor([2.0, -2.0, 2.0, -2.0])
     seen = found(answer, answer)
     seen = type(seen)(**{**seen.__dict__, "posture": Posture(turn.expand(4, 3, 3), tilted, torch.full((4,), 0.5))})
