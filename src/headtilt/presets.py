@@ -74,23 +74,26 @@ def paper5(mc_passes: int = 50) -> dict[str, Any]:
 def accurate(levels: Sequence[Group] | None = None) -> dict[str, Any]:
     """Return the search for the best labels: a dense lattice over all levels at once, read out over all views.
 
-    Call `fit` afterwards: without it no class bias is removed.
+    Call `fit` afterwards: without it no class bias is removed. Once fitted it looks at the likeliest poses first, and at
+    the whole lattice only where the head stays unsure.
 
     Args:
         levels: Groups to search; the full turn by default.
     """
     levels = [rotation()] if levels is None else list(levels)
-    return {"levels": levels, "search": Joint(budget=36 if len(levels) == 1 else 48), "readout": "marginal"}
+    most = 36 if len(levels) == 1 else 48
+    search = Joint(budget=most, lattice=most, mass=1.0, first=6)
+    return {"levels": levels, "search": search, "readout": "marginal"}
 
 
 def fast(levels: Sequence[Group] | None = None) -> dict[str, Any]:
-    """Return the search for few views: 12 at most, or 14 over one level, and fewer with a fitted gate.
+    """Return the search for few views: 20 at most, and far fewer once it is fitted.
 
-    Once fitted it looks where the head guesses that the image lies. Until then it looks at a coarse lattice.
+    Once fitted it looks where the head guesses that the image lies, until the head is sure. Until then it looks at a
+    coarse lattice.
     """
     options = accurate(levels)
-    budget = 14 if len(options["levels"]) == 1 else 12  # a photograph gives less away of how it lies
-    return {**options, "search": Joint(budget=budget, lattice=options["search"].budget)}
+    return {**options, "search": Joint(budget=20, lattice=options["search"].lattice)}
 
 
 def documents() -> dict[str, Any]:

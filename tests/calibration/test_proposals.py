@@ -31,7 +31,7 @@ class Asked:
 
     def __call__(self, index, poses):
         self.views += list(zip(index.tolist(), poses, strict=True))
-        return Evidence(torch.arange(len(index) * 3.0).reshape(-1, 3), upright=torch.zeros(len(index), 1))
+        return Evidence(torch.zeros(len(index), 3), upright=torch.zeros(len(index), 1))
 
 
 def likely(*rows):
@@ -43,7 +43,7 @@ def test_the_likeliest_poses_are_looked_at_until_they_hold_the_mass():
     guesses = likely([0.6, 0.1, 0.2, 0.05, 0.05], [0.01, 0.01, 0.96, 0.01, 0.01], [0.2, 0.2, 0.2, 0.2, 0.2])
     root = Evidence(torch.zeros(3, 3), upright=torch.zeros(3, 1), poses=guesses)
     asked = Asked()
-    seen = look_where_likely(asked, points, poses, root, most=4, mass=0.85)
+    seen = look_where_likely(asked, points, poses, root, stages=(4,), mass=0.85, sure=1.0)
     assert [index for index, _ in asked.views] == [0, 0, 2, 2, 2]
     assert torch.equal(asked.views[0][1], poses[0])
     assert torch.equal(asked.views[1][1], poses[1])
@@ -57,7 +57,7 @@ def test_a_sure_guess_of_upright_takes_no_view_at_all():
     points, poses = covering(LEVELS, 5, torch.zeros(1))
     root = Evidence(torch.ones(1, 3), poses=likely([1e-9, 1e-9, 1 - 4e-9, 1e-9, 1e-9]))
     asked = Asked()
-    seen = look_where_likely(asked, points, poses, root, most=4, mass=0.9)
+    seen = look_where_likely(asked, points, poses, root, stages=(4,), mass=0.9, sure=1.0)
     assert asked.views == []
     assert torch.equal(seen.evidence.logits[:, 0], root.logits)
 
@@ -65,13 +65,62 @@ def test_a_sure_guess_of_upright_takes_no_view_at_all():
 def test_guesses_of_another_lattice_are_refused():
     points, poses = covering(LEVELS, 7, torch.zeros(1))
     with pytest.raises(ht.OptionError, match="another lattice than one of 7"):
-        look_where_likely(Asked(), points, poses, Evidence(torch.ones(1, 3), poses=torch.zeros(1, 5)), 4, 0.9)
+        look_where_likely(Asked(), points, poses, Evidence(torch.ones(1, 3), poses=torch.zeros(1, 5)), (4,), 0.9, 1.0)
 
 
-@pytest.mark.parametrize("mass", [0, -1, 1.5, "all", float("nan")])
-def test_a_mass_that_is_no_probability_is_refused(mass):
-    with pytest.raises(ht.OptionError, match="mass must be a probability above 0"):
-        ht.Joint(mass=mass)
+@pytest.mark.parametrize("value", [0, -1, 1.5, "all", float("nan")])
+@pytest.mark.parametrize("name", ["mass", "sure"])
+def test_what_is_no_probability_is_refused(name, value):
+    with pytest.raises(ht.OptionError, match=f"{name} must be a probability above 0"):
+        ht.Joint(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "stages"),
+    [
+        ({"budget": 16}, (2, 4, 8, 16)),
+        ({"budget": 14, "first": 3}, (3, 6, 12, 14)),
+        ({"budget": 48, "first": 6}, (6, 12, 24, 48)),
+        ({"budget": 3, "first": 9}, (3,)),
+        ({"budget": 12, "lattice": 5}, (2, 4, 5)),
+    ],
+)
+def test_likely_poses_are_looked_at_in_stages_that_double(options, stages):
+    assert ht.Joint([ht.rotation()], **{"lattice": 48, **options}).stages == stages
+
+
+class Told:
+    """An evaluator whose second view says a class for sure, and whose others say nothing."""
+
+    def __init__(self, poses) -> None:
+        self.poses, self.rounds = poses, []
+
+    def __call__(self, index, poses):
+        self.rounds.append(index.tolist())
+        logits = torch.zeros(len(index), 3)
+        logits[[bool(torch.equal(pose, self.poses[0])) for pose in poses], 1] = 20.0
+        return Evidence(logits, upright=torch.zeros(len(index), 1))
+
+
+def test_images_whose_label_is_sure_are_not_looked_at_again():
+    points, poses = covering(LEVELS, 9, torch.zeros(1))
+    first = torch.full((9,), 0.1)
+    first[0] = 0.2  # the telling pose is this one's best guess, and the other's last one
+    last = torch.full((9,), 0.1)
+    last[0], last[4] = 0.01, 0.19
+    root = Evidence(torch.zeros(2, 3), upright=torch.full((2, 1), -3.0), poses=torch.stack([first, last]).log())
+    asked = Told(poses)
+    seen = look_where_likely(asked, points, poses, root, stages=(2, 4, 8), mass=1.0, sure=0.99)
+    assert asked.rounds == [[0, 1], [1, 1], [1, 1, 1, 1]]
+    assert seen.looked.sum(1).tolist() == [2, 8]
+
+
+def test_images_that_are_surely_upright_are_not_looked_at_again():
+    points, poses = covering(LEVELS, 9, torch.zeros(1))
+    root = Evidence(torch.zeros(2, 3), upright=torch.tensor([[4.0], [0.0]]), poses=torch.full((2, 9), 1 / 9).log())
+    for sure, views in ((0.99, [2, 4]), (0.9999, [4, 4]), (1.0, [4, 4])):
+        seen = look_where_likely(Asked(), points, poses, root, stages=(2, 4), mass=1.0, sure=sure)
+        assert seen.looked.sum(1).tolist() == views
 
 
 def test_nearness_is_one_where_nothing_is_left():
@@ -165,4 +214,4 @@ def test_a_model_without_features_searches_the_coarse_lattice():
 
 def test_a_search_without_a_fit_looks_at_the_coarse_lattice():
     robust = ht.ITS(TinyNet(), **ht.fast())
-    assert robust.search(tiny_images(2)).views.tolist() == [14, 14]
+    assert robust.search(tiny_images(2)).views.tolist() == [20, 20]

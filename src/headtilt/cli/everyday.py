@@ -204,7 +204,7 @@ def fit(
     out: Annotated[Path, typer.Option("--out", metavar="BUNDLE", help="Folder for the bundle.")],
     levels: Levels = None,
     preset: Annotated[
-        str, typer.Option(help="accurate; fast: at most 14 views; documents: quarter turns only, four views.")
+        str, typer.Option(help="accurate; fast: at most 20 views; documents: quarter turns only, four views.")
     ] = "accurate",
     method: Annotated[str, typer.Option(help="head (best), balance (quickest), prototypes, neighbours.")] = "head",
     promise: Annotated[

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,7 +21,9 @@ from headtilt.model.views import everywhere
 from headtilt.search.confidence import Confidence, is_curvature, resolve
 from headtilt.search.found import Found
 from headtilt.search.lattice import covering, elements, first_step, matrices, wrap
-from headtilt.search.seen import Seen, confidence_of_seen, harvest, join, select
+from headtilt.search.seen import Seen, confidence_of_seen, harvest, join, near_identity, select, tilted_odds
+
+UPRIGHT_DOUBT = 10  # times the doubt of a label, with which an image counts as upright
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,10 @@ class Joint:
             and only these are looked at, within the budget. None looks at a lattice of `budget` poses, as do models
             that nothing is fitted for or that give no features.
         mass: Probability of the poses that are looked at, at which no more are.
+        first: Likely poses are looked at a few at a time, the likeliest first: so many views, then twice as many, and so
+            on, until the head is sure.
+        sure: Probability of a label at which the head is sure of it. Of an upright image it is sure with ten times the
+            doubt, since there the bare answer stays anyway. 1 never stops before the budget or the mass.
         hypotheses: Hypotheses K to keep and refine, at most one per label.
         confidence: "energy", "bayesian" or a callable; curvature has no meaning on a lattice.
         rounds: Refinement rounds; each spends 2·L views around each of the best hypotheses, with half the step of the
@@ -47,14 +54,19 @@ class Joint:
     confidence: str | Confidence = "energy"
     rounds: int = 0
     lattice: int | None = None
-    mass: float = 0.98
+    mass: float = 0.95
+    first: int = 2
+    sure: float = 0.99
 
     def __post_init__(self) -> None:
-        for name, least in (("budget", 1), ("hypotheses", 1), ("rounds", 0), ("lattice", 1)):
+        for name, least in (("budget", 1), ("hypotheses", 1), ("rounds", 0), ("lattice", 1), ("first", 1)):
             if name != "lattice" or self.lattice is not None:
                 object.__setattr__(self, name, at_least(name, getattr(self, name), least))
-        if not is_number(self.mass) or not 0 < float(self.mass) <= 1:
-            raise OptionError(f"mass must be a probability above 0; got {self.mass!r}.")
+        for name in ("mass", "sure"):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 < float(value) <= 1:
+                raise OptionError(f"{name} must be a probability above 0; got {value!r}.")
+            object.__setattr__(self, name, float(value))
         if self.levels != ():
             check_levels(self.levels, 1)
         object.__setattr__(self, "levels", tuple(self.levels))
@@ -90,6 +102,14 @@ class Joint:
         return min(wished, elements(self.levels) or wished)
 
     @property
+    def stages(self) -> tuple[int, ...]:
+        """Views of the likeliest poses after which the head is asked whether it is sure, and their most."""
+        most, ends = min(self.coarse, self.choices), [self.first]
+        while 2 * ends[-1] < most:
+            ends.append(2 * ends[-1])
+        return (*(end for end in ends if end < most), most)
+
+    @property
     def most_views(self) -> int:
         """Most views of one image."""
         return self.budget if self.rounds else self.coarse
@@ -107,7 +127,7 @@ class Joint:
             seen = look_around(evaluate, points, poses, root)
         else:
             points, poses = covering(self.levels, self.choices, root.logits)
-            seen = look_where_likely(evaluate, points, poses, root, self.coarse, self.mass)
+            seen = look_where_likely(evaluate, points, poses, root, self.stages, self.mass, self.sure)
         step = points.new_tensor([first_step(group, self.coarse) for group in self.levels] if self.rounds else [])
         for keep in survivors:
             best = select(
@@ -148,7 +168,13 @@ def look_around(evaluate: Evaluate, coordinates: Tensor, poses: Tensor, root: Ev
 
 
 def look_where_likely(
-    evaluate: Evaluate, coordinates: Tensor, poses: Tensor, root: Evidence, most: int, mass: float
+    evaluate: Evaluate,
+    coordinates: Tensor,
+    poses: Tensor,
+    root: Evidence,
+    stages: Sequence[int],
+    mass: float,
+    sure: float,
 ) -> Seen:
     """Return the image as it came, and views of each image under the poses that are likely for it.
 
@@ -157,32 +183,78 @@ def look_where_likely(
         coordinates: (P, L), of a lattice.
         poses: (P, 3, 3), of the same; the one in the middle is the identity.
         root: Evidence (B, …) of the images as they came, with log-probabilities (B, P) of the poses.
-        most: Views of one image at most.
+        stages: Views of one image after which those are left alone of which the head is sure; the last are the most.
         mass: Probability at which no more are looked at.
+        sure: See `is_sure`.
     """
-    count = len(poses)
-    if root.poses is None or root.poses.shape[-1] != count:
-        raise OptionError(f"the fitted head proposes poses of another lattice than one of {count}. Fit again.")
-    likely = root.poses.exp()
+    if root.poses is None or root.poses.shape[-1] != len(poses):
+        raise OptionError(f"the fitted head proposes poses of another lattice than one of {len(poses)}. Fit again.")
+    chosen, wanted = likeliest(root.poses, stages[-1], mass)
+    first = torch.ones_like(chosen[:, :1], dtype=torch.bool)
+    seen = Seen(coordinates[chosen[:, :1]], poses[chosen[:, :1]], _each(root, 1), first, len(poses) - 1)
+    unsure = first
+    for begin, end in pairwise((1, *stages)):
+        index, asked = chosen[:, begin:end], wanted[:, begin:end] & unsure
+        found = _looked_at(evaluate, poses, root, index, asked)
+        seen = join(seen, Seen(coordinates[index], poses[index], found, asked, 0))
+        if end < stages[-1]:
+            unsure = unsure & ~is_sure(seen, sure)[:, None]
+    return seen
+
+
+def likeliest(guesses: Tensor, most: int, mass: float) -> tuple[Tensor, Tensor]:
+    """Return the identity and the likeliest other poses (B, most) of a lattice, and which of them are worth a view.
+
+    Args:
+        guesses: (B, P), log-probabilities of the poses; the one in the middle is the identity, which is seen already.
+        most: How many.
+        mass: Probability of the poses before it at which a pose is worth none.
+    """
+    likely, here = guesses.exp(), guesses.shape[-1] // 2
     others = likely.clone()
-    others[:, count // 2] = -1  # the identity is seen already
-    best = others.topk(min(most, count) - 1, dim=1)
-    before = likely[:, count // 2, None] + best.values.cumsum(1) - best.values
-    wanted = before < mass
-    chosen = torch.cat([torch.full_like(best.indices[:, :1], count // 2), best.indices], dim=1)
-    looked = torch.cat([torch.ones_like(wanted[:, :1]), wanted], dim=1)
-    rows, slots = _places(looked[:, 1:])
-    fresh = evaluate(rows, poses[best.indices[rows, slots]]) if rows.shape[0] else None
+    others[:, here] = -1
+    best = others.topk(min(most, len(likely[0])) - 1, dim=1)
+    before = likely[:, here, None] + best.values.cumsum(1) - best.values
+    identity = torch.full_like(best.indices[:, :1], here)
+    chosen = torch.cat([identity, best.indices], dim=1)
+    return chosen, torch.cat([torch.ones_like(identity, dtype=torch.bool), before < mass], dim=1)
 
-    def put(first: Tensor, found: Tensor | None) -> Tensor:
-        whole = first[:, None].repeat(1, chosen.shape[1], 1)
-        if found is not None:
-            whole[rows, slots + 1] = found.to(whole)
-        return whole
 
-    logits = put(root.logits, None if fresh is None else fresh.logits)
-    upright = None if root.upright is None else put(root.upright, None if fresh is None else fresh.upright)
-    return Seen(coordinates[chosen], poses[chosen], Evidence(logits, upright=upright), looked, count - 1)
+def is_sure(seen: Seen, sure: float) -> Tensor:
+    """Return of which images (B,) the views seen so far say enough: the label, or that the image came upright.
+
+    Args:
+        seen: Views that a head has scored.
+        sure: Probability of a label at which no more is asked. Being upright may have ten times the doubt: there the
+            bare answer stays, whatever other views would say.
+    """
+    weights = seen.weights
+    label = (seen.evidence.logits + weights[..., None]).logsumexp(1).softmax(1).amax(1)
+    if seen.evidence.upright is None:
+        return label > sure
+    tilted = tilted_odds(seen.evidence.upright[..., 0] + weights, near_identity(seen.poses))
+    return (label > sure) | ((-tilted).sigmoid() > 1 - UPRIGHT_DOUBT * (1 - sure))
+
+
+def _looked_at(evaluate: Evaluate, poses: Tensor, root: Evidence, index: Tensor, asked: Tensor) -> Evidence:
+    """Return evidence (B, K, …) of the views that are asked for (B, K); what stands at the others means nothing."""
+    rows, slots = _places(asked)
+    found = _each(root, asked.shape[1])
+    if not rows.shape[0]:
+        return found
+    fresh = evaluate(rows, poses[index[rows, slots]])
+    logits, upright = found.logits.clone(), found.upright
+    logits[rows, slots] = fresh.logits.to(logits)
+    if upright is not None and fresh.upright is not None:
+        upright = upright.clone()
+        upright[rows, slots] = fresh.upright.to(upright)
+    return Evidence(logits, upright=upright)
+
+
+def _each(root: Evidence, count: int) -> Evidence:
+    """Return what is known of images (B, …) as they came, `count` times for each."""
+    logits = root.logits[:, None].expand(-1, count, -1)
+    return Evidence(logits, upright=None if root.upright is None else root.upright[:, None].expand(-1, count, -1))
 
 
 def _places(wanted: Tensor) -> tuple[Tensor, Tensor]:

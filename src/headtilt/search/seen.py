@@ -183,6 +183,16 @@ def posture(
         + (local[..., None] * shortest_difference(levels, coordinates - centre)).sum(1) / local.sum(1)[:, None]
     )
     close = near_identity(poses) if close is None else close
+    return Posture(matrices(levels, wrap(levels, moved)), tilted_odds(weighed, close), local.sum(1).clamp_max(1))
+
+
+def tilted_odds(weighed: Tensor, close: Tensor) -> Tensor:
+    """Return the log-odds (B,) that images came tilted.
+
+    Args:
+        weighed: (B, V), log-odds that a view is upright, and by how much the view counts.
+        close: (B, V), see `near_identity`.
+    """
     here = weighed.masked_fill(~close, float("-inf")).logsumexp(1)
     away = weighed.masked_fill(close, float("-inf")).logsumexp(1)
-    return Posture(matrices(levels, wrap(levels, moved)), away - here, local.sum(1).clamp_max(1))
+    return away - here
