@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from headtilt.errors import OptionError, at_least, checked_seed, positive
-from headtilt.geometry.groups import FiniteGroup, Group, check_levels
+from headtilt.geometry.groups import FiniteGroup, Group, check_levels, wrap
 from headtilt.model.evidence import Evaluate, Evidence
 from headtilt.search.confidence import Confidence
 from headtilt.search.found import Found
 from headtilt.search.joint import check_pointwise, look, look_around
-from headtilt.search.lattice import covering, wrap
+from headtilt.search.lattice import covering
 from headtilt.search.seen import confidence_of_seen, harvest, join
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from headtilt.errors import OptionError, at_least, is_number
-from headtilt.geometry.groups import Group, check_levels
+from headtilt.geometry.groups import Group, check_levels, matrices, wrap
 from headtilt.model.evidence import Evaluate, Evidence, concatenate
 from headtilt.model.views import everywhere
 from headtilt.search.confidence import Confidence, is_curvature, resolve
 from headtilt.search.found import Found
-from headtilt.search.lattice import covering, elements, first_step, matrices, wrap
+from headtilt.search.lattice import covering, elements, first_step
 from headtilt.search.seen import Seen, confidence_of_seen, harvest, join, select
 
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headtilt.geometry.groups import Group
+from headtilt.geometry.groups import Group, matrices, shortest_difference, wrap
 from headtilt.model.evidence import Evidence, concatenate
 from headtilt.search.confidence import Confidence, Orbit, confidence_of_views
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture
-from headtilt.search.lattice import matrices, shortest_difference, wrap
 
 REFERENCE_VIEWS = 16  # as many as all views beside the identity count for, where there are more of them
 CANDIDATES = 8  # views among which the pose with the most mass around it is looked for
