@@ -66,7 +66,11 @@ class Evidence:
     def _each(self, change: Callable[[Tensor], Tensor]) -> Evidence:
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         changed: dict[str, Any] = {name: None if part is None else change(part) for name, part in parts.items()}
-        return Evidence(**changed)
+        evidence = Evidence(**changed)
+        # What was worked out already, one number per view, goes along. A list: another thread may be adding to it.
+        known = [(name, part) for name, part in list(vars(self).items()) if name not in parts]
+        vars(evidence).update({name: change(part[..., None])[..., 0] for name, part in known})
+        return evidence
 
     @property
     def log_probs(self) -> Tensor:
