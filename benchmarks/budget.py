@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import headtilt as ht
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES
 from headtilt.calibration.head import HeadRecipe
-from headtilt.geometry.groups import Group
+from headtilt.geometry.groups import Group, matrices
 from headtilt.model.views import Scored, Views
 from headtilt.paper import zoo
 from headtilt.paper.data import load
@@ -29,7 +29,6 @@ from headtilt.paper.data.perturb import draw, perturb_dataset
 from headtilt.paper.experiments.report import metadata, write_json
 from headtilt.paper.train import accuracy
 from headtilt.presets import affine_levels
-from headtilt.search.lattice import matrices
 from headtilt.search.run import as_it_came
 from headtilt.search.seen import is_identity, log_weights
 

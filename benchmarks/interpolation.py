@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtilt.geometry.groups import Group, invert, rotation
-from headtilt.geometry.warp import Interpolation, around, centre_crop, warp
+from headtilt.geometry.groups import Group, matrices, rotation
+from headtilt.geometry.warp import Interpolation, around, centre_crop, invert, warp
 from headtilt.model.predictor import Predictor
 from headtilt.paper import zoo
 from headtilt.paper.data import load
 from headtilt.paper.experiments.report import metadata, write_json
 from headtilt.presets import affine_levels
-from headtilt.search.lattice import matrices, spread
+from headtilt.search.lattice import spread
 from headtilt.sources import registry
 
 KINDS: tuple[Interpolation, ...] = ("bilinear", "bicubic")

@@ -8,8 +8,9 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ from headtilt.search.run import Searcher
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+Joined = TypeVar("Joined")
 
 log = logging.getLogger("headtilt")
 CHECKED: dict[str, Callable[[object], object]] = {"calibrator": checked_calibrator, "gate": checked_gate}
@@ -196,7 +199,7 @@ class ITS(Estimator, nn.Module):
         """Return the logits (B, Y) of the images (B, C, H, W) in their most familiar pose."""
         if torch.compiler.is_compiling():  # a search follows what the model says: no graph can hold it
             return _uncompiled(self, images)
-        return torch.cat([block.logits for block in self._blocks(images)])  # what else was found need not pile up
+        return self._blocks(images, torch.cat, keep=attrgetter("logits"))  # what else was found need not pile up
 
     def fit(
         self,
@@ -367,15 +370,23 @@ class ITS(Estimator, nn.Module):
 
     def search(self, images: Tensor) -> SearchResult:
         """Return labels, poses and the trace of the search for images (B, C, H, W) of raw pixels."""
-        result = concatenate(list(self._blocks(images)))
+        result = self._blocks(images, concatenate)
         if log.isEnabledFor(logging.DEBUG):  # the sums wait for the device
             seen, kept = int(result.views.sum()), int(result.gated.sum())
             log.debug("searched %d images: %d views, %d kept by the gate", len(result), seen, kept)
         return result
 
     @torch.no_grad()
-    def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
-        """Yield what the search finds, for as many images at a time as memory should hold."""
+    def _blocks(
+        self, images: Tensor, join: Callable[[list[Any]], Joined], *, keep: Callable[[SearchResult], Any] | None = None
+    ) -> Joined:
+        """Return what the search finds, for as many images at a time as memory should hold.
+
+        Args:
+            images: (B, C, H, W), raw pixels.
+            join: Makes one of the results of all blocks.
+            keep: What of each result is joined; all of it where nothing is said.
+        """
         predictor = self.predictor
         check_images(images)
         if images.is_meta:
@@ -394,16 +405,19 @@ class ITS(Estimator, nn.Module):
             if calibrator == "batch":
                 calibrator = balance_of_batch(predictor, images, self.plan.levels, **how)
             searcher = Searcher(predictor, self.plan, calibrator, self.gate, **how)
-            for rows, answer in searcher.blocks(images, bare):
-                yield result_of(
+            parts = []
+            for rows in searcher.rows(images, bare):
+                result = result_of(
                     images[rows],
                     bare.logits[rows],
-                    answer,
+                    searcher.answer(images, bare, rows),
                     single_logit=predictor.single_logit,
                     padding=self.padding,
                     interpolation=self.interpolation,
                     multilabel=self.plan.confidence == "multilabel",
                 )
+                parts.append(result if keep is None else keep(result))
+            return join(parts)
 
     def but(self, **changes: Any) -> Self:
         """Return another wrapper around the same model, fitted as this one is, with some arguments of `ITS` changed.

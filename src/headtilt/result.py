@@ -12,8 +12,8 @@ from torch import Tensor
 
 from headtilt.errors import OptionError, at_least, is_number
 from headtilt.geometry import inverse
-from headtilt.geometry.groups import decompose, invert
-from headtilt.geometry.warp import Interpolation, Padding, warp
+from headtilt.geometry.groups import decompose
+from headtilt.geometry.warp import Interpolation, Padding, invert, warp
 from headtilt.model.outputs import two_classes
 from headtilt.search.found import Beam, Trace, of_images, spread_out, stack
 from headtilt.search.run import Answer

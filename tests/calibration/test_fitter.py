@@ -579,10 +579,10 @@ def test_with_a_crop_the_model_sees_squares_of_that_side_alone():
 def test_features_count_towards_the_memory_of_a_block(monkeypatch):
     """Five logits beside 84 features: blocks by the logits alone would take twenty times what they should."""
     robust = tiny().fit(tiny_images(60), recipe=QUICK, promise=None)
-    whole = list(robust._blocks(tiny_images(20)))
+    whole = robust._blocks(tiny_images(20), list)
     assert len(whole) == 1
     monkeypatch.setattr(run, "BLOCK_ELEMENTS", {"cpu": 6 * (5 + 84) * 5})
-    parts = list(robust._blocks(tiny_images(20)))
+    parts = robust._blocks(tiny_images(20), list)
     assert [len(part) for part in parts] == [5] * 4
     assert_close(torch.cat([part.logits for part in parts]), whole[0].logits, rtol=1e-4, atol=1e-4)
 

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.calibration.gate import Gate
 from headtilt.calibration.head import HeadRecipe
-from headtilt.geometry.groups import decompose
-from headtilt.search.lattice import lattice, matrices
+from headtilt.geometry.groups import decompose, matrices
+from headtilt.search.lattice import lattice
 from headtilt.search.seen import log_weights, posture
 from tests.toys import TinyNet, tiny_images
 

@@ -12,9 +12,8 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.calibration.fitter import Seeds
 from headtilt.calibration.sampler import BLOCK, Presented, Sampler
-from headtilt.geometry.groups import decompose
+from headtilt.geometry.groups import decompose, matrices
 from headtilt.model.predictor import Predictor
-from headtilt.search.lattice import matrices
 from tests.toys import TinyNet, tiny_images
 
 EYE = torch.eye(3)

@@ -14,7 +14,8 @@ from torch.testing import assert_close
 
 import headtilt as ht
 from headtilt.errors import OptionError
-from headtilt.geometry.groups import OneParameterGroup, check_levels, identity_index, invert
+from headtilt.geometry.groups import OneParameterGroup, check_levels, identity_index
+from headtilt.geometry.warp import invert
 from tests.toys import exact
 
 EYE = torch.eye(3, dtype=torch.float64)

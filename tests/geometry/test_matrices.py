@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.geometry.groups import invert
+from headtilt.geometry.warp import invert
 from tests.toys import exact
 
 EYE = torch.eye(3, dtype=torch.float64)

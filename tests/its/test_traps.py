@@ -18,7 +18,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.geometry.groups import invert
+from headtilt.geometry.warp import invert
 from headtilt.model import predictor as predictor_module
 from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor

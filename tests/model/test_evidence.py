@@ -36,6 +36,19 @@ def test_evidence_reads_energy_log_probabilities_and_labels_off_the_logits():
     assert evidence.features is None
 
 
+def test_views_that_are_picked_or_laid_out_anew_keep_what_was_worked_out_of_them():
+    logits = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    evidence = Evidence(logits)
+    assert vars(evidence.at(0)).keys() == vars(Evidence(logits)).keys()
+    assert evidence.energy.shape == evidence.labels.shape == (2, 3)
+    rows, index = torch.tensor([[0], [1]]), torch.tensor([[2, 0], [1, 1]])
+    for other in (evidence.at(rows, index), evidence.reshape(6), evidence.transpose(), evidence.as_orbit()):
+        assert {"energy", "labels"} <= vars(other).keys()
+        assert torch.equal(other.energy, Evidence(other.logits).energy)
+        assert torch.equal(other.labels, Evidence(other.logits).labels)
+    assert evidence.as_orbit().logits.shape == (2, 1, 3, 4)
+
+
 # --- one deterministic pass -------------------------------------------------------------------------------------------
 
 

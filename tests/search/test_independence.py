@@ -58,7 +58,7 @@ def test_large_batches_are_searched_in_blocks_with_the_same_result(net, images, 
     robust = ungated(net, LEVELS, samples=5, **options)
     whole = robust.search(images)
     monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", {"cpu": elements})
-    sizes = [len(block) for block in robust._blocks(images)]
+    sizes = [len(block) for block in robust._blocks(images, list)]
     assert sum(sizes) == 5
     assert len(sizes) > 1
     result = robust.search(images)
@@ -74,7 +74,7 @@ def test_blocks_are_as_small_as_the_chunks_that_were_asked_for(net, monkeypatch,
     images = tiny_images(1)[:1].repeat(300, 1, 1, 1)
     for chunk, expected in ((3, [12] * 25), (30, [128, 128, 44]), (None, [300])):
         robust = ungated(net, LEVELS, samples=5, chunk=chunk)  # 15 views at a level
-        assert [len(block) for block in robust._blocks(images)] == expected
+        assert [len(block) for block in robust._blocks(images, list)] == expected
 
 
 class LeavesEarly:

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.geometry.groups import Group
+from headtilt.geometry.groups import Group, matrices, wrap
 from headtilt.model.evidence import Evidence
 from headtilt.result import concatenate
 from headtilt.search.anneal import Anneal
 from headtilt.search.found import LatticeTrace
 from headtilt.search.joint import Joint
-from headtilt.search.lattice import covering, first_step, lattice, matrices, spread, wrap
+from headtilt.search.lattice import covering, first_step, lattice, spread
 from headtilt.search.seen import log_weights, near_identity
 from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
 

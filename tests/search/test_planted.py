@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.geometry.groups import FiniteGroup, OneParameterGroup, invert
+from headtilt.geometry.groups import FiniteGroup, OneParameterGroup
+from headtilt.geometry.warp import invert
 from tests.toys import TemplateMatcher, render, shrunk, ungated
 
 SIZES = {"square": (32, 32), "wide": (32, 64)}

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from headtilt.apps.orientation_tag import TAGGED, turned_tag, with_orientation
 from headtilt.errors import DataError
-from headtilt.geometry.groups import decompose, invert
+from headtilt.geometry.groups import decompose
+from headtilt.geometry.warp import invert
 from headtilt.sources.images import opened
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headtilt.errors import OptionError
-from headtilt.geometry.groups import Group
+from headtilt.geometry.groups import Group, matrices
 from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, floored
 from headtilt.model.predictor import Predictor
-from headtilt.search.lattice import elements, lattice, matrices
+from headtilt.search.lattice import elements, lattice
 
 FEWEST_PER_CLASS = 20
 BATCH_BALANCE = 1000  # images, at most, by which a batch balances itself

@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from headtilt.errors import ShapeError
-from headtilt.geometry.groups import invert
-from headtilt.geometry.warp import PADDING_WORDS, Interpolation, Padding, around, centre_crop, check_images, warp
+from headtilt.geometry.warp import (
+    PADDING_WORDS,
+    Interpolation,
+    Padding,
+    around,
+    centre_crop,
+    check_images,
+    invert,
+    warp,
+)
 from headtilt.model.outputs import check_finite, two_classes
 
 AT_ONCE = 64  # images in one pass

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtilt.geometry.groups import Group, invert, quarter_turns, rotation, scale, translate_x, translate_y
-from headtilt.geometry.warp import Interpolation, Padding, around, centre_crop, warp
+from headtilt.geometry.groups import Group, matrices, quarter_turns, rotation, scale, translate_x, translate_y
+from headtilt.geometry.warp import Interpolation, Padding, around, centre_crop, invert, warp
 from headtilt.model.evidence import Evidence, concatenate
 from headtilt.model.predictor import Predictor
-from headtilt.search.lattice import elements, every_element, lattice, matrices, spread
+from headtilt.search.lattice import elements, every_element, lattice, spread
 
 NEARLY_ANGLE, NEARLY_SCALE, NEARLY_PIXELS = math.radians(3), 0.03, 0.5  # what a classifier should not mind
 RESAMPLED = 1 / 2  # of the upright images

@@ -1,4 +1,4 @@
-"""One-parameter subgroups of the affine group, finite groups of flips and quarter turns, and affine matrices in parts.
+"""One-parameter subgroups of the affine group, finite groups, coordinates in their product, affine matrices in parts.
 
 Convention:
     A matrix moves image *content*. Coordinates are isotropic and centred: x points right, y points down, and the longer
@@ -237,6 +237,43 @@ def quarter_turns() -> FiniteGroup:
     return FiniteGroup("quarter_turns", ((1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0)))
 
 
+def matrices(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
+    """Return the poses (…, 3, 3) of coordinates (…, L): the first level done first."""
+    pose = levels[0].matrix(coordinates[..., 0])
+    for place, group in enumerate(levels[1:], start=1):
+        pose = group.matrix(coordinates[..., place]) @ pose
+    return pose
+
+
+def wrap(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
+    """Return the coordinates (…, L) brought back into the groups' ranges: wrapped where periodic, clamped elsewhere."""
+    columns = []
+    for place, group in enumerate(levels):
+        t = coordinates[..., place]
+        if isinstance(group, FiniteGroup):
+            t = t.round() % 4
+        elif group.periodic:
+            t = (t - group.low) % (group.high - group.low) + group.low
+        else:
+            t = t.clamp(group.low, group.high)
+        columns.append(t)
+    return torch.stack(columns, dim=-1)
+
+
+def shortest_difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
+    """Return differences of coordinates (…, L) by the shorter way round; elements of finite groups have no mean."""
+    columns = []
+    for place, group in enumerate(levels):
+        difference = apart[..., place]
+        if isinstance(group, FiniteGroup):
+            difference = torch.zeros_like(difference)
+        elif group.periodic:
+            turn = group.high - group.low
+            difference = (difference + turn / 2) % turn - turn / 2
+        columns.append(difference)
+    return torch.stack(columns, dim=-1)
+
+
 def compose(*matrices: Tensor) -> Tensor:
     """Return the matrix that does the first argument, then the second, and so on: ``… @ second @ first``."""
     if not matrices:
@@ -245,18 +282,6 @@ def compose(*matrices: Tensor) -> Tensor:
     for matrix in matrices[1:]:
         result = matrix @ result
     return result
-
-
-def invert(matrix: Tensor) -> Tensor:
-    """Return the inverses of affine matrices (…, 3, 3), in closed form: no device synchronisation, last row exact."""
-    a, b, c, d = matrix[..., 0, 0], matrix[..., 0, 1], matrix[..., 1, 0], matrix[..., 1, 1]
-    x, y = matrix[..., 0, 2], matrix[..., 1, 2]
-    determinant = a * d - b * c
-    entries = [d, -b, b * y - d * x, -c, a, c * x - a * y]
-    upper = torch.stack(entries, dim=-1) / determinant[..., None]
-    # From `eye`, which a device fills by itself: numbers copied to it would make the host wait for all it has to do.
-    bottom = torch.eye(3, dtype=matrix.dtype, device=matrix.device)[2].expand(*upper.shape[:-1], 3)
-    return torch.cat([upper, bottom], dim=-1).reshape(matrix.shape)
 
 
 def _exponential(t: Tensor, algebra: Algebra) -> Tensor:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from headtilt.errors import ShapeError
-from headtilt.geometry.groups import invert
-from headtilt.geometry.warp import warp
+from headtilt.geometry.warp import invert, warp
 
 
 def points_back(points: Tensor, poses: Tensor, height: int, width: int) -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from headtilt.errors import OptionError, ShapeError, is_number, one_of
-from headtilt.geometry.groups import invert
 
 Padding = Literal["auto", "zeros", "border", "reflection"] | float | tuple[float, ...]
 Interpolation = Literal["bilinear", "nearest", "bicubic"]
@@ -103,6 +102,18 @@ def sampling_grid(poses: Tensor, height: int, width: int) -> Tensor:
     over_x = rows[:, None, :, 0] * x + rows[:, None, :, 2]
     over_y = rows[:, None, :, 1] * y
     return over_x[:, None] + over_y[:, :, None]
+
+
+def invert(matrix: Tensor) -> Tensor:
+    """Return the inverses of affine matrices (…, 3, 3), in closed form: no device synchronisation, last row exact."""
+    a, b, c, d = matrix[..., 0, 0], matrix[..., 0, 1], matrix[..., 1, 0], matrix[..., 1, 1]
+    x, y = matrix[..., 0, 2], matrix[..., 1, 2]
+    determinant = a * d - b * c
+    entries = [d, -b, b * y - d * x, -c, a, c * x - a * y]
+    upper = torch.stack(entries, dim=-1) / determinant[..., None]
+    # From `eye`, which a device fills by itself: numbers copied to it would make the host wait for all it has to do.
+    bottom = torch.eye(3, dtype=matrix.dtype, device=matrix.device)[2].expand(*upper.shape[:-1], 3)
+    return torch.cat([upper, bottom], dim=-1).reshape(matrix.shape)
 
 
 def resample(images: Tensor, grid: Tensor, padding: Padding, interpolation: Interpolation) -> Tensor:

@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+_Value = TypeVar("_Value")
 
-class _Once:
+
+class Once(Generic[_Value]):
     """A property of a frozen value that is worked out once.
 
     `functools.cached_property` takes a lock before Python 3.12, and a child that is forked meanwhile would wait for it
     for ever.
     """
 
-    def __init__(self, compute: Callable[[Any], Tensor]) -> None:
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
         self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
-    def __get__(self, value: Any, owner: type) -> Tensor:
+    def __get__(self, value: Any, owner: type) -> _Value:
         if value is None:
             return self  # type: ignore[return-value]
-        found: Tensor = value.__dict__.setdefault(self.name, self.compute(value))
+        found: _Value = value.__dict__.setdefault(self.name, self.compute(value))
         return found
 
 
@@ -53,6 +55,10 @@ class Evidence:
         """Return the same views under other leading axes."""
         return self._each(lambda part: part.reshape(*leading, part.shape[-1]))
 
+    def as_orbit(self) -> Evidence:
+        """Return views (B, V, …) as those of one hypothesis per image (B, 1, V, …), which is how measures see them."""
+        return self._each(lambda part: part[:, None])
+
     def transpose(self) -> Evidence:
         """Return the same views with their first two axes swapped."""
         return self._each(lambda part: part.transpose(0, 1))
@@ -60,19 +66,23 @@ class Evidence:
     def _each(self, change: Callable[[Tensor], Tensor]) -> Evidence:
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         changed: dict[str, Any] = {name: None if part is None else change(part) for name, part in parts.items()}
-        return Evidence(**changed)
+        evidence = Evidence(**changed)
+        # What was worked out already, one number per view, goes along. A list: another thread may be adding to it.
+        known = [(name, part) for name, part in list(vars(self).items()) if name not in parts]
+        vars(evidence).update({name: change(part[..., None])[..., 0] for name, part in known})
+        return evidence
 
     @property
     def log_probs(self) -> Tensor:
         """Log of the mean prediction (…, Y)."""
         return self.logits.log_softmax(dim=-1)
 
-    @_Once
+    @Once
     def energy(self) -> Tensor:
         """Mean energy E = −logsumexp (…); low where the model is familiar with the view."""
         return -self.logits.logsumexp(dim=-1)
 
-    @_Once
+    @Once
     def labels(self) -> Tensor:
         """Most probable class (…)."""
         return self.logits.argmax(dim=-1)

@@ -66,9 +66,9 @@ def two_classes(logits: Tensor) -> Tensor:
     return torch.cat([-logits / 2, logits / 2], dim=-1) if logits.shape[-1] == 1 else logits
 
 
-def check_finite(*logits: Tensor) -> None:
+def check_finite(logits: Tensor) -> None:
     """Raise `ModelError` for NaN, +∞, or −∞ for every class; a class ruled out by −∞ is fine. Synchronises once."""
-    largest = torch.cat([one.amax(-1) for one in logits])
+    largest = logits.amax(-1)
     if bool(largest.isfinite().all()):
         return
     what = "NaN logits" if bool(largest.isnan().any()) else "infinite logits (+∞, or −∞ for every class of a view)"
@@ -153,9 +153,13 @@ def pooled(read: list[list[Tensor]], passes: int, views: int) -> Tensor | None:
     return torch.cat(vectors, dim=1) if vectors else None
 
 
-def check_parts(parts: Sequence[Evidence]) -> None:
-    """Raise `ModelError` for logits or features of some views that are NaN, infinite, or wider than those of others."""
-    check_finite(*(part.logits for part in parts))
+def joined(parts: Sequence[Evidence]) -> Evidence:
+    """Return the evidence of all chunks as one.
+
+    Raise `ModelError` for logits or features that are NaN or infinite, and for features wider than those of others.
+    """
+    logits = torch.cat([part.logits for part in parts])
+    check_finite(logits)
     features = [part.features for part in parts if part.features is not None]
     widths = sorted({one.shape[-1] for one in features})
     if len(widths) > 1:
@@ -165,6 +169,7 @@ def check_parts(parts: Sequence[Evidence]) -> None:
         raise ModelError(
             "the model's features are NaN or infinite. Check its weights, or name other modules: features=."
         )
+    return Evidence(logits, torch.cat(features) if features else None)
 
 
 def as_vectors(tapped: Tensor) -> Tensor:

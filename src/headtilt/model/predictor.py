@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -30,8 +30,8 @@ from headtilt.model.chunking import (
 from headtilt.model.evidence import Evidence, concatenate, mean_prediction
 from headtilt.model.outputs import (
     as_logits,
-    check_parts,
     checked_model,
+    joined,
     logits_in,
     pooled,
     tap_hooks,
@@ -155,16 +155,17 @@ class Predictor:
 
         return concatenate([seen(block) for block in blocks]).reshape(len(images) * len(poses))
 
-    @contextmanager
-    def borrowed(self) -> Iterator[Read]:
+    def borrowed(self) -> AbstractContextManager[Read]:
         """Put the model in eval mode and listen at its taps; leaving restores it, whatever happened.
 
         Calls within need not do so one by one. Yields what the taps read; nothing while they are still to be found.
         """
         mine: dict[Predictor, Read] = _BORROWED.__dict__.setdefault("by_predictor", {})
-        if self in mine:
-            yield mine[self]
-            return
+        return nullcontext(mine[self]) if self in mine else self._borrowed_first(mine)
+
+    @contextmanager
+    def _borrowed_first(self, mine: dict[Predictor, Read]) -> Iterator[Read]:
+        """Do what `borrowed` says, and note among the thread's borrowed predictors that it is done."""
         read, hooks = tap_hooks(self.model, () if self.features == "auto" else self.features or ())
         with undisturbed(self.model), unhooked_afterwards(hooks):
             if self.features == "auto":
@@ -244,8 +245,7 @@ class Predictor:
                         continue
                     parts.append(part)
                     start = stop
-                check_parts(parts)
-        return concatenate(parts)
+                return joined(parts)
 
     def _chunk(self, images: Tensor) -> int:
         """Return how many views of such images to run at once."""

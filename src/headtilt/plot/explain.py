@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headtilt.errors import OptionError
-from headtilt.geometry.groups import decompose, invert
+from headtilt.geometry.groups import decompose
+from headtilt.geometry.warp import invert
 from headtilt.its import ITS
 from headtilt.plot.search import before_after, orbit
 from headtilt.plot.style import (

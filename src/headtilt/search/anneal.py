@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from headtilt.errors import OptionError, at_least, checked_seed, positive
-from headtilt.geometry.groups import FiniteGroup, Group, check_levels
+from headtilt.geometry.groups import FiniteGroup, Group, check_levels, wrap
 from headtilt.model.evidence import Evaluate, Evidence
-from headtilt.search.confidence import Confidence
+from headtilt.search.confidence import Confidence, confidence_of_scattered
 from headtilt.search.found import Found
 from headtilt.search.joint import check_pointwise, look, look_around
-from headtilt.search.lattice import covering, wrap
-from headtilt.search.seen import confidence_of_seen, harvest, join
+from headtilt.search.seen import Seen, harvest, join
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,9 @@ class Anneal:
     def search(self, evaluate: Evaluate, root: Evidence) -> Found:
         """Return the best hypotheses that the walk passed."""
         generator = torch.Generator().manual_seed(self.seed)
-        start, poses = covering(self.levels, self.budget // 3, root.logits)
-        seen = look_around(evaluate, start, poses, root)
-        confidence = confidence_of_seen(self.confidence, seen, self.levels)
-        best = confidence.max(dim=1)
-        here = seen.coordinates[torch.arange(len(best.indices), device=start.device), best.indices]
-        level = best.values
+        seen = look_around(evaluate, self.levels, self.budget // 3, root)
+        level, best = self._confidence(seen).max(dim=1)
+        here = seen.coordinates[torch.arange(len(best), device=best.device), best]
         spread = torch.tensor([_span(group) for group in self.levels], dtype=torch.float32) * self.reach
         steps = self.budget - self.budget // 3
         for number in range(steps):
@@ -81,11 +78,15 @@ class Anneal:
             proposal = wrap(self.levels, here + move.to(here))
             step = look(evaluate, self.levels, proposal[:, None])
             seen = join(seen, step)
-            score = confidence_of_seen(self.confidence, step, self.levels)[:, 0]
+            score = self._confidence(step)[:, 0]
             accept = luck.log().to(score) * self.hot * heat < score - level
             here = torch.where(accept[:, None], proposal, here)
             level = torch.where(accept, score, level)
-        return harvest(self.levels, seen, confidence_of_seen(self.confidence, seen, self.levels), self.hypotheses, root)
+        return harvest(self.levels, seen, self._confidence(seen), self.hypotheses, root)
+
+    def _confidence(self, seen: Seen) -> Tensor:
+        """Return the confidence (B, V) of each view."""
+        return confidence_of_scattered(self.confidence, seen.evidence.as_orbit(), seen.looked, self.levels)
 
 
 def _span(group: Group) -> float:

@@ -44,6 +44,19 @@ class Orbit:
     samples: int
 
 
+@dataclass(frozen=True)
+class Scattered(Orbit):
+    """Views that lie in no order: what a measure of one's own is told in a joint search or a walk.
+
+    Attributes:
+        group: The first of the levels.
+        samples: Number of views V.
+        levels: All of them, of which every view has a parameter.
+    """
+
+    levels: tuple[Group, ...] = ()
+
+
 Confidence = Callable[[Evidence, Orbit], Tensor]
 
 
@@ -191,6 +204,22 @@ def confidence_of_views(measure: str | Confidence, evidence: Evidence, orbit: Or
     if not is_compiling() and bool(confidence.isnan().any()):
         raise OptionError("confidence returned NaN. Check the measure on logits that are very large or −inf.")
     return confidence
+
+
+def confidence_of_scattered(
+    measure: str | Confidence, evidence: Evidence, looked: Tensor, levels: tuple[Group, ...]
+) -> Tensor:
+    """Return the confidence (B, V) of views that lie in no order, −inf where the model was not shown them.
+
+    Args:
+        measure: A pointwise one.
+        evidence: (B, 1, V, …), see `Evidence.as_orbit`.
+        looked: (B, V), which views the model was shown.
+        levels: The groups, of which every view has a parameter.
+    """
+    orbit, one = Scattered(levels[0], looked.shape[1], levels), torch.ones_like(looked[:, :1])
+    said = confidence_of_views(measure, evidence, orbit, one)[:, 0]
+    return said.masked_fill(~looked, float("-inf"))
 
 
 def is_curvature(confidence: str | Confidence) -> bool:

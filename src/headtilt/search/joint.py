@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from headtilt.errors import OptionError, at_least, is_number
-from headtilt.geometry.groups import Group, check_levels
-from headtilt.model.evidence import Evaluate, Evidence, concatenate
+from headtilt.geometry.groups import Group, check_levels, matrices, wrap
+from headtilt.model.evidence import Evaluate, Evidence, Once, concatenate
 from headtilt.model.views import everywhere
-from headtilt.search.confidence import Confidence, is_curvature, resolve
+from headtilt.search.confidence import Confidence, confidence_of_scattered, is_curvature, resolve
 from headtilt.search.found import Found
-from headtilt.search.lattice import covering, elements, first_step, matrices, wrap
-from headtilt.search.seen import Seen, confidence_of_seen, harvest, join, near_identity, select, tilted_odds
+from headtilt.search.lattice import covering, elements, first_step
+from headtilt.search.seen import Seen, harvest, join, near_identity, select, tilted_odds
 
 UPRIGHT_DOUBT = 10  # times the doubt of a label, with which an image counts as upright
 
@@ -38,8 +38,8 @@ class Joint:
             and only these are looked at, within the budget. None looks at a lattice of `budget` poses, as do models
             that nothing is fitted for or that give no features.
         mass: Probability of the poses that are looked at, at which no more are.
-        first: Likely poses are looked at a few at a time, the likeliest first: so many views, then twice as many, and so
-            on, until the head is sure.
+        first: Likely poses are looked at a few at a time, the likeliest first: so many views, then twice as many, and
+            so on, until the head is sure.
         sure: Probability of a label at which the head is sure of it. Of an upright image it is sure with ten times the
             doubt, since there the bare answer stays anyway. 1 never stops before the budget or the mass.
         hypotheses: Hypotheses K to keep and refine, at most one per label.
@@ -87,7 +87,7 @@ class Joint:
         """Hypotheses that each round refines."""
         return [max(self.hypotheses >> number, 1) for number in range(self.rounds)]
 
-    @property
+    @Once
     def coarse(self) -> int:
         """Views that the lattice gets: elements of finite groups are shown once each."""
         halved = min(self.rounds, self.hypotheses.bit_length())  # afterwards one is left; a file may ask for 10**12
@@ -123,22 +123,21 @@ class Joint:
         """
         survivors = self.survivors
         if self.lattice is None or root.poses is None:
-            points, poses = covering(self.levels, self.coarse, root.logits)
-            seen = look_around(evaluate, points, poses, root)
+            seen = look_around(evaluate, self.levels, self.coarse, root)
         else:
             points, poses = covering(self.levels, self.choices, root.logits)
             seen = look_where_likely(evaluate, points, poses, root, self.stages, self.mass, self.sure)
-        step = points.new_tensor([first_step(group, self.coarse) for group in self.levels] if self.rounds else [])
+        step = root.logits.new_tensor([first_step(group, self.coarse) for group in self.levels] if self.rounds else [])
         for keep in survivors:
-            best = select(
-                confidence_of_seen(self.confidence, seen, self.levels)[:, None], seen.evidence.labels[:, None], keep
-            )
+            confidence = confidence_of_scattered(self.confidence, seen.evidence.as_orbit(), seen.looked, self.levels)
+            best = select(confidence[:, None], seen.evidence.labels[:, None], keep)
             centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
             moves = torch.cat([torch.diag(step), -torch.diag(step)])
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
             seen = join(seen, look(evaluate, self.levels, around))
             step = step / 2
-        return harvest(self.levels, seen, confidence_of_seen(self.confidence, seen, self.levels), self.hypotheses, root)
+        confidence = confidence_of_scattered(self.confidence, seen.evidence.as_orbit(), seen.looked, self.levels)
+        return harvest(self.levels, seen, confidence, self.hypotheses, root)
 
 
 def check_pointwise(confidence: str | Confidence) -> None:
@@ -150,12 +149,13 @@ def check_pointwise(confidence: str | Confidence) -> None:
     resolve(confidence)
 
 
-def look_around(evaluate: Evaluate, coordinates: Tensor, poses: Tensor, root: Evidence) -> Seen:
-    """Return the views of every image under all poses (V, 3, 3) of coordinates (V, L).
+def look_around(evaluate: Evaluate, levels: tuple[Group, ...], count: int, root: Evidence) -> Seen:
+    """Return the views of every image under all poses of a lattice of `count`.
 
-    The one in the middle, at V // 2, is the identity and inherits what is known of the images as they came.
+    The one in the middle, at count // 2, is the identity and inherits what is known of the images as they came.
     """
-    batch, count = root.logits.shape[0], poses.shape[0]
+    coordinates, poses = covering(levels, count, root.logits)
+    batch = root.logits.shape[0]
     here = count // 2
     fresh = everywhere(evaluate, batch, torch.cat([poses[:here], poses[here + 1 :]])) if count > 1 else None
     found = root.reshape(batch, 1)

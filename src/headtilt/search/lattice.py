@@ -1,4 +1,4 @@
-"""Poses as coordinates in a product of groups: lattices that cover it, matrices of its points, ways back into it.
+"""Lattices of poses that cover a product of groups.
 
 What depends on the groups alone is computed once and kept as plain numbers, which the tracing of a graph can read.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from headtilt.geometry.groups import FiniteGroup, Group
+from headtilt.geometry.groups import FiniteGroup, Group, matrices
 
 KEPT = 256  # lattices kept at most: a process has a few, a test run some hundreds
 
@@ -106,45 +106,8 @@ def spread(group: Group, unit: Tensor) -> Tensor:
     return torch.where(unit < 0.5, (1 - 2 * unit) * group.low, (2 * unit - 1) * group.high)
 
 
-def matrices(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
-    """Return the poses (…, 3, 3) of coordinates (…, L): the first level done first."""
-    pose = levels[0].matrix(coordinates[..., 0])
-    for place, group in enumerate(levels[1:], start=1):
-        pose = group.matrix(coordinates[..., place]) @ pose
-    return pose
-
-
-def wrap(levels: Sequence[Group], coordinates: Tensor) -> Tensor:
-    """Return the coordinates (…, L) brought back into the groups' ranges: wrapped where periodic, clamped elsewhere."""
-    columns = []
-    for place, group in enumerate(levels):
-        t = coordinates[..., place]
-        if isinstance(group, FiniteGroup):
-            t = t.round() % 4
-        elif group.periodic:
-            t = (t - group.low) % (group.high - group.low) + group.low
-        else:
-            t = t.clamp(group.low, group.high)
-        columns.append(t)
-    return torch.stack(columns, dim=-1)
-
-
 def first_step(group: Group, count: int) -> float:
     """Return the first refinement step along a group after a lattice of `count` points."""
     if isinstance(group, FiniteGroup):
         return 1.0
     return 2 * math.pi / max(count, 8) if group.periodic else group.reach / 3
-
-
-def shortest_difference(levels: Sequence[Group], apart: Tensor) -> Tensor:
-    """Return differences of coordinates (…, L) by the shorter way round; elements of finite groups have no mean."""
-    columns = []
-    for place, group in enumerate(levels):
-        difference = apart[..., place]
-        if isinstance(group, FiniteGroup):
-            difference = torch.zeros_like(difference)
-        elif group.periodic:
-            turn = group.high - group.low
-            difference = (difference + turn / 2) % turn - turn / 2
-        columns.append(difference)
-    return torch.stack(columns, dim=-1)

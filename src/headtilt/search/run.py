@@ -192,24 +192,33 @@ class Searcher:
     interpolation: Interpolation
 
     def blocks(self, images: Tensor, bare: Evidence) -> Iterator[tuple[slice, Answer]]:
-        """Yield rows and their answers, for as many images (B, C, H, W) at a time as memory should hold.
+        """Yield rows and their answers, of the arguments of `answer`, for all images."""
+        for rows in self.rows(images, bare):
+            yield rows, self.answer(images, bare, rows)
+
+    def answer(self, images: Tensor, bare: Evidence, rows: slice) -> Answer:
+        """Return what is answered for some images.
 
         Args:
-            images: On the model's device.
+            images: (B, C, H, W), on the model's device.
             bare: What the bare model says of them.
+            rows: Which of them.
         """
-        size = self.block_size(bare, images.device)
-        for start in range(0, len(images), size):
-            rows = slice(start, start + size)
-            views = Views(self.predictor, images[rows], self.padding, self.interpolation)
-            parts = {"calibrator": self.calibrator, "gate": self.gate, "readout": self.readout}
-            part = bare if size >= len(images) else bare.at(rows)
-            yield rows, run(part, views, self.plan, **parts)  # type: ignore[arg-type]
+        some = images[rows]
+        return run(
+            bare if len(some) == len(images) else bare.at(rows),
+            Views(self.predictor, some, self.padding, self.interpolation),
+            self.plan,
+            calibrator=self.calibrator,
+            gate=self.gate,
+            readout=self.readout,
+        )
 
-    def block_size(self, bare: Evidence, device: torch.device) -> int:
-        """Return how many images to search at once."""
+    def rows(self, images: Tensor, bare: Evidence) -> list[slice]:
+        """Return which images (B, C, H, W) to search at once: as many at a time as memory should hold."""
         width = bare.logits.shape[-1] + (0 if bare.features is None else bare.features.shape[-1])
-        size = BLOCK_ELEMENTS.get(device.type, BLOCK_ELEMENTS["cpu"]) // (self.plan.budget * width)
+        size = BLOCK_ELEMENTS.get(images.device.type, BLOCK_ELEMENTS["cpu"]) // (self.plan.budget * width)
         if self.predictor.chunk is not None:
             size = min(size, BLOCK_CHUNKS * self.predictor.chunk // self.plan.budget)
-        return max(size, 1)
+        size = max(size, 1)
+        return [slice(start, start + size) for start in range(0, len(images), size)]

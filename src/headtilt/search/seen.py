@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headtilt.geometry.groups import Group
+from headtilt.geometry.groups import Group, matrices, shortest_difference, wrap
 from headtilt.model.evidence import Evidence, concatenate
-from headtilt.search.confidence import Confidence, Orbit, confidence_of_views
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture
-from headtilt.search.lattice import matrices, shortest_difference, wrap
 
 REFERENCE_VIEWS = 16  # as many as all views beside the identity count for, where there are more of them
 CANDIDATES = 8  # views among which the pose with the most mass around it is looked for
@@ -56,29 +54,6 @@ def join(first: Seen, second: Seen) -> Seen:
     )
 
 
-@dataclass(frozen=True)
-class Scattered(Orbit):
-    """Views that lie in no order: what a measure of one's own is told in a joint search or a walk.
-
-    Attributes:
-        group: The first of the levels.
-        samples: Number of views V.
-        levels: All of them, of which every view has a parameter.
-    """
-
-    levels: tuple[Group, ...] = ()
-
-
-def confidence_of_seen(measure: str | Confidence, seen: Seen, levels: tuple[Group, ...]) -> Tensor:
-    """Return the confidence (B, V) of each view under a pointwise measure."""
-    batch, views = seen.coordinates.shape[:2]
-    active = torch.ones(batch, 1, dtype=torch.bool, device=seen.poses.device)
-    said = confidence_of_views(
-        measure, seen.evidence.reshape(batch, 1, views), Scattered(levels[0], views, levels), active
-    )[:, 0]
-    return said.masked_fill(~seen.looked, float("-inf"))
-
-
 def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int, root: Evidence) -> Found:
     """Return the best views as hypotheses, at most one per label, and the marginals over all of them."""
     chosen = select(confidence[:, None], seen.evidence.labels[:, None], keep)
@@ -86,7 +61,9 @@ def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int
     taken = confidence[rows, index]
     weights, close = seen.weights, near_identity(seen.poses)
     weighed = seen.evidence.logits + weights[..., None]
-    upright = seen.evidence.upright
+    upright, lies = seen.evidence.upright, None
+    if upright is not None:
+        lies = posture(levels, seen.coordinates, seen.poses, upright[..., 0] + weights, close)
     return Found(
         beam=Beam(
             pose=seen.poses[rows, index],
@@ -109,9 +86,7 @@ def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int
         marginal=weighed.logsumexp(1),
         near=weighed.masked_fill(~close[..., None], float("-inf")).logsumexp(1),
         views=seen.looked.sum(1),
-        posture=None
-        if upright is None
-        else posture(levels, seen.coordinates, seen.poses, upright[..., 0] + weights, close),
+        posture=lies,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headtilt.errors import DataError, OptionError, ShapeError
 from headtilt.geometry.groups import Group
-from headtilt.its import ITS
+from headtilt.its import ITS, Joined
 from headtilt.result import SearchResult
 
 if TYPE_CHECKING:
@@ -76,15 +76,17 @@ class Pretrained(ITS):
 
         return push(self, name, token=token, private=private, model=self.adapted.name)
 
-    def _blocks(self, images: Tensor) -> Iterator[SearchResult]:
-        """Yield what the search finds, once images are what the model sees."""
+    def _blocks(
+        self, images: Tensor, join: Callable[[list[Any]], Joined], *, keep: Callable[[SearchResult], Any] | None = None
+    ) -> Joined:
+        """Return what the search finds, once images are what the model sees."""
         wanted = self.adapted.channels, self.adapted.size, self.adapted.size
         if isinstance(images, Tensor) and images.ndim == 4 and images.shape[1] not in (wanted[0],):
             raise ShapeError(
                 f"images must be {('B', *wanted)} for {self.adapted.name}; got {tuple(images.shape)}. "
                 "Let it prepare them: robust.read(image)."
             )
-        yield from super()._blocks(images)
+        return super()._blocks(images, join, keep=keep)
 
 
 def from_pretrained(

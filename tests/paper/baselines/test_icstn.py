@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.errors import OptionError
-from headtilt.geometry.groups import invert
-from headtilt.geometry.warp import warp
+from headtilt.geometry.warp import invert, warp
 from headtilt.paper.baselines.icstn import ICSTN
 from headtilt.paper.baselines.stn import STN, affine
 from headtilt.sources.zoo.cnn import SmallCNN

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headtilt.errors import OptionError
-from headtilt.geometry.groups import decompose, invert, rotation
-from headtilt.geometry.warp import warp
+from headtilt.geometry.groups import decompose, rotation
+from headtilt.geometry.warp import invert, warp
 from headtilt.paper.baselines.reference import ReferenceITS, grid, scores, unique_best
 from tests.toys import TinyNet, tiny_images
 

@@ -340,7 +340,7 @@ def test_methods_that_look_at_other_views_or_have_no_gate_share_a_fit(setting, m
     monkeypatch.setattr(ht.ITS, "fit", fit)
     for name in ("head-features", "head-features+gate", "accurate+gate", "fast+gate", "fast"):
         build(name, setting)
-    assert fits == [("head", 14)]
+    assert fits == [("head", 20)]
     budgets = [fitted(setting, "head", options(setting.levels), gate=True).plan.budget for options in (accurate, fast)]
     assert budgets == [36, 20]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headtilt as ht
-from headtilt.geometry.groups import decompose, invert, quarter_turns
+from headtilt.geometry.groups import decompose, quarter_turns
+from headtilt.geometry.warp import invert
 from headtilt.paper.data import Dataset
 from headtilt.paper.data.perturb import (
     Schedule,

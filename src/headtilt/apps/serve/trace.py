@@ -11,7 +11,8 @@ from torch import Tensor
 
 from headtilt import plot
 from headtilt.apps.rows import rows_of
-from headtilt.geometry.groups import decompose, invert
+from headtilt.geometry.groups import decompose
+from headtilt.geometry.warp import invert
 from headtilt.result import SearchResult
 from headtilt.search.found import LatticeTrace, LevelTrace
 

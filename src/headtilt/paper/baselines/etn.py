@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.geometry.groups import invert
-from headtilt.geometry.warp import resample
+from headtilt.geometry.warp import invert, resample
 from headtilt.paper.baselines.stn import Transformer, check_square
 
 _ANGLES = 64

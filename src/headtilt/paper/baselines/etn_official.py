@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headtilt.geometry.groups import invert
+from headtilt.geometry.warp import invert
 from headtilt.paper.baselines.etn import read
 from headtilt.paper.baselines.stn import Transformer, check_square
 

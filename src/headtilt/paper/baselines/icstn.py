@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.errors import at_least
-from headtilt.geometry.groups import invert
-from headtilt.geometry.warp import warp
+from headtilt.geometry.warp import invert, warp
 from headtilt.paper.baselines.stn import Localisation, Transformer, affine
 
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headtilt.geometry.groups import Group, invert, quarter_turns
-from headtilt.geometry.warp import Padding, centre_crop, warp
+from headtilt.geometry.groups import Group, matrices, quarter_turns
+from headtilt.geometry.warp import Padding, centre_crop, invert, warp
 from headtilt.model.evidence import Evidence, floored
 from headtilt.model.predictor import Predictor
 from headtilt.paper.data.perturb import cropped_transforms, derived_seed, draw_nearly, turn
-from headtilt.search.lattice import lattice, matrices, spread
+from headtilt.search.lattice import lattice, spread
 
 NEARNESS = 0.35  # distance ‖P·T − I‖ at which a pose counts half as much or so: a turn by 15°
 EXAMPLES = 49_152  # looks at images from which it learns

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headtilt.errors import OptionError, at_least
-from headtilt.geometry.groups import invert, rotation, shear_x
-from headtilt.geometry.warp import check_images, warp
+from headtilt.geometry.groups import rotation, shear_x
+from headtilt.geometry.warp import check_images, invert, warp
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 DEVIATION, RADIUS = 2.0, 3  # of the smoothing kernel, in samples

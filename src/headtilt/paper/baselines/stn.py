@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headtilt.errors import ShapeError
-from headtilt.geometry.groups import invert
-from headtilt.geometry.warp import check_images, warp
+from headtilt.geometry.warp import check_images, invert, warp
 from headtilt.sources.zoo.cnn import flat_size
 
 

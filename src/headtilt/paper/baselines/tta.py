@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headtilt.errors import one_of
-from headtilt.geometry.groups import Group, invert, rotation
-from headtilt.geometry.warp import Padding
+from headtilt.geometry.groups import Group, rotation
+from headtilt.geometry.warp import Padding, invert
 from headtilt.model.predictor import Predictor
 
 

@@ -18,7 +18,6 @@ from headtilt.geometry.groups import (
     FiniteGroup,
     Group,
     decompose,
-    invert,
     quarter_turns,
     rotation,
     scale,
@@ -26,7 +25,7 @@ from headtilt.geometry.groups import (
     translate_x,
     translate_y,
 )
-from headtilt.geometry.warp import Padding, centre_crop, warp
+from headtilt.geometry.warp import Padding, centre_crop, invert, warp
 from headtilt.paper.data.dataset import Dataset
 
 Mode = Literal["each", "run", "grid", "paper"]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from headtilt.calibration.gate import Promise
 from headtilt.calibration.head import HeadRecipe
 from headtilt.errors import OptionError
-from headtilt.geometry.groups import Group, invert, rotation
-from headtilt.geometry.warp import Padding, warp
+from headtilt.geometry.groups import Group, rotation
+from headtilt.geometry.warp import Padding, invert, warp
 from headtilt.its import ITS
 from headtilt.model.predictor import Predictor
 from headtilt.paper.baselines.orient import fit_orienter

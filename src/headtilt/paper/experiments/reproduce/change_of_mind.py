@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from headtilt.geometry.groups import invert, rotation, shear_x
+from headtilt.geometry.groups import rotation, shear_x
+from headtilt.geometry.warp import invert
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.trial import WORDS, draw_images, network, our_tree, share, tilt
 from headtilt.search.found import LevelTrace

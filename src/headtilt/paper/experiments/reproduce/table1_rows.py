@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from headtilt.calibration.head import thorough
-from headtilt.geometry.groups import invert
+from headtilt.geometry.warp import invert
 from headtilt.paper.baselines.reference import ReferenceITS
 from headtilt.paper.experiments.methods import Predict, Prediction, Setting, build
 from headtilt.paper.experiments.reproduce.study import Study

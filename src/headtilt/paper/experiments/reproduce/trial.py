@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES
 from headtilt.calibration.gate import Promise
 from headtilt.calibration.head import HeadRecipe
-from headtilt.geometry.groups import Group, invert
-from headtilt.geometry.warp import warp
+from headtilt.geometry.groups import Group
+from headtilt.geometry.warp import invert, warp
 from headtilt.its import ITS
 from headtilt.paper import baselines, zoo
 from headtilt.paper.data import load as load_data
