@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,10 @@ class Lazy:
     def __init__(self, spec: str, device: str) -> None:
         self.spec, self.device = spec, device
         self._loaded: Adapted | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker gets: it loads the classifier itself."""
+        return {**self.__dict__, "_loaded": None}
 
     def __call__(self) -> Adapted:
         """Return it."""

@@ -131,13 +131,9 @@ def measure(study: Study, size: Size, store: Store) -> Report:
         if size.turned:
             for row in ("bare", "upright", "ITS", *(("balanced", "head") if size.fit_images else ())):
                 jobs[name, "imagenet", row] = partial(turned, study, size, model, row)
-    found: dict[tuple[str, ...], Any] = {}
-    for number, (key, job) in enumerate(jobs.items()):
-        study.tell(" · ".join(key), number, len(jobs))
-        try:
-            found |= store.gather({key: job})
-        except DataError as error:
-            left_out[key[1] if key[2] not in CEILINGS else f"{key[1]}: {key[2]}"] = str(error)
+    found, missing = store.attempt(jobs, lambda key: (key[0], key[2]))  # one classifier, fitted once for all places
+    for (_, place, row), why in missing.items():
+        left_out[place if row not in CEILINGS else f"{place}: {row}"] = str(why)
     if not found:
         raise DataError(next(iter(left_out.values())))
     results: dict[str, Any] = {}

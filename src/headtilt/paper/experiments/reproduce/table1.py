@@ -147,6 +147,10 @@ class Settings:
         self._known: dict[tuple[int, Recipe], Setting] = {}
         self._tests: dict[tuple[Protocol, int, int], TestSet] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker gets: it makes settings and test images itself, and keeps them."""
+        return {**self.__dict__, "_known": {}, "_tests": {}}
+
     def at(self, seed: int, recipe: Recipe = "zoo") -> Setting:
         """Return the setting of a seed; what was fitted for it is kept."""
         if (seed, recipe) not in self._known:
