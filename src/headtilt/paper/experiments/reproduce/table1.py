@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headtilt.paper.data.perturb import TestSet, expected_spread, filled, schedule
 from headtilt.paper.data.perturb import draw as draw_transforms
 from headtilt.paper.experiments.methods import Setting, build
+from headtilt.paper.experiments.recall import Memory
 from headtilt.paper.experiments.reproduce.study import Report, Store, Study
 from headtilt.paper.experiments.reproduce.table1_rows import (
     FULL,
@@ -84,7 +85,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
             for seed in range(min(row.networks, size.runs)):
                 key = (dataset, row.name, *([NOTEBOOK] if row.recipe == "notebook" else []), f"network {seed}")
                 jobs[key] = partial(run, row, seed, settings)
-    found = store.gather(jobs)
+    found = store.gather(jobs, lambda key: (key[0], NOTEBOOK in key, key[-1]))
     choices: dict[str, list[dict[str, float]]] = {}
     tables: dict[str, Any] = {}
     for (dataset, name, *rest), runs in found.items():
@@ -152,10 +153,17 @@ class Settings:
         return {**self.__dict__, "_known": {}, "_tests": {}}
 
     def at(self, seed: int, recipe: Recipe = "zoo") -> Setting:
-        """Return the setting of a seed; what was fitted for it is kept."""
+        """Return the setting of a seed; what was fitted for it is kept, and what its network said until another's turn.
+
+        Rules that look at the same views share them: those as printed and by confidence, those by energy and by the sum
+        over the tree, and three levels with the first three of five.
+        """
+        for key, known in self._known.items():
+            if key != (seed, recipe) and known.memory is not None:
+                known.memory.forget()
         if (seed, recipe) not in self._known:
             fitting = replace(self.size.fitting, images=self.size.fitting.images // self.part.fewer)
-            self._known[seed, recipe] = setting(
+            made = setting(
                 self.study,
                 self.dataset,
                 seed,
@@ -164,6 +172,7 @@ class Settings:
                 self.part.passes,
                 notebook=recipe == "notebook",
             )
+            self._known[seed, recipe] = replace(made, memory=Memory())
         return self._known[seed, recipe]
 
     def test(self, protocol: Protocol, number: int, count: int) -> TestSet:
