@@ -74,8 +74,9 @@ class Workers:
             near: Jobs that are near one another share what is slow to load; a process stays near where it is.
             begin: Asked right before a job is begun. Once it says no, those under way are the last.
         """
+        jobs = dict(jobs)
         plan = Plan.of(jobs, near)
-        hands = self._ready(min(self.count, len(jobs)), dict(jobs))
+        hands = self._ready(min(self.count, len(jobs)), jobs)
         later: deque[Key] = deque()
         put_off: set[Key] = set()
         under_way: dict[Connection, tuple[Hand, Key]] = {}
@@ -182,7 +183,7 @@ class Plan:
     """Which job comes next.
 
     Attributes:
-        rows: Jobs that are near one another, in their order, by place.
+        rows: Jobs that are near one another, by place.
         visits: How many processes have been sent to each place.
     """
 
@@ -190,10 +191,10 @@ class Plan:
     visits: dict[Hashable, int] = field(default_factory=dict)
 
     @staticmethod
-    def of(jobs: Mapping[Key, Job], near: Callable[[Key], Hashable]) -> Plan:
-        """Return the plan for these jobs."""
+    def of(jobs: dict[Key, Job], near: Callable[[Key], Hashable]) -> Plan:
+        """Return the plan for these jobs, the last first: items list what is quick first, and tails should be short."""
         rows: dict[Hashable, deque[Any]] = {}
-        for key in jobs:
+        for key in reversed(jobs):
             rows.setdefault(near(key), deque()).append(key)
         return Plan(rows)
 
