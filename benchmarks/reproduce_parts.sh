@@ -5,6 +5,7 @@
 #
 # MINUTES (7): no unit of work is begun later than this; the longest takes about two.
 # DEVICE (cuda), JOBS (14): where to run, and how many units of work at a time; an evaluation has one for each network.
+# MPS (0): 1 lets processes compute on the GPU at the same time, not in turns, by NVIDIA's MPS, where that works here.
 # HEADTILT_COMMIT: the commit to note, for a copy of the repository without its history.
 # What is done lies in OUT/.partial and in the cache folder; keep both between calls.
 set -euo pipefail
@@ -15,6 +16,20 @@ minutes=${MINUTES:-7}
 jobs=${JOBS:-14}
 commit=${HEADTILT_COMMIT:-$(git describe --always --abbrev=40 --dirty=+ --exclude='*' 2>/dev/null || true)}
 export HEADTILT_COMMIT=$commit
+
+if [ "${MPS:-0}" = 1 ] && command -v nvidia-cuda-mps-control > /dev/null; then
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+    export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+    end_mps() { echo quit | timeout 20 nvidia-cuda-mps-control > /dev/null 2>&1 || true; }
+    trap end_mps EXIT
+    # Where a process cannot use the GPU through it, all goes on without it.
+    if ! { nvidia-cuda-mps-control -d && timeout 60 python -c 'import torch; torch.ones(1, device="cuda").item()'; } >&2
+    then
+        end_mps
+        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+        echo "MPS does not work here; going on without it" >&2
+    fi
+fi
 
 # Whether OUT/NAME.json was written by this commit.
 done_already() {

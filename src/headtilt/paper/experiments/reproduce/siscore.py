@@ -81,7 +81,7 @@ PAPER: dict[str, Any] = {
 
 
 ZOOMS = {"1": 1.0, "√2": math.sqrt(2), "1.5": 1.5}
-BLACK_BOX_FIT_IMAGES, BLACK_BOX_IMAGES = 300, 300
+BLACK_BOX_FIT_IMAGES, BLACK_BOX_IMAGES = 300, 200
 CEILINGS = ("oracle", "upright composite")
 QUOTED = ("ViT-B/16 by Chefer et al.", "the fine-tuned ViT-B/16", "EfficientNet-B0", "ConvNeXt-T")
 

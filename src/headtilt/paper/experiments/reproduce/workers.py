@@ -233,7 +233,10 @@ def serve(pipe: Connection, threads: int) -> None:
             if isinstance(message, dict):
                 jobs = message
             else:
-                pipe.send(attempt(jobs[message]))
+                answer = attempt(jobs[message])
+                if torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()  # others need what torch would keep for the next unit
+                pipe.send(answer)
 
 
 def attempt(job: Job) -> tuple[str | Exception, str]:
@@ -242,10 +245,7 @@ def attempt(job: Job) -> tuple[str | Exception, str]:
         return to_json(job()), ""
     except Exception as error:
         where = f"\n{traceback.format_exc()}"
-        return sendable(error), where
-    finally:
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # others need what torch would keep for the next unit
+        return sendable(error.with_traceback(None)), where  # the frames hold tensors
 
 
 def sendable(error: Exception) -> Exception:
