@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -149,7 +149,8 @@ class Hand:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, threads), daemon=True)
-        process.start()
+        with deaf():
+            process.start()
         theirs.close()  # so that the end of the process is the end of the pipe
         return Hand(process, ours)
 
@@ -219,6 +220,19 @@ class Plan:
         if not row:
             del self.rows[place]
         return key
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Put Ctrl-C off for a moment; a process that starts in it never hears one, not even while it imports."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve(pipe: Connection, threads: int) -> None:
