@@ -9,6 +9,8 @@ from figures import NEVER, NOTHING, RESULTS, SETS, shown, stored
 from tabular import grid, provenance, scalars
 from verdicts import verdict_on
 
+QUICK = '!!! warning "Quick sizes"\n    A handful of images: it shows that it runs. Do not quote these numbers.'
+
 
 def reproduce(name: str) -> str:
     """Return what an item of `headtilt reproduce` says: the paper's claims, our numbers, the verdict, the figures."""
@@ -26,11 +28,7 @@ def reproduce(name: str) -> str:
         why = "is not stored" if earlier is None else "was written by earlier code, whose rows are not today's"
         note = f'!!! note "{NEVER}"\n    results/{name}.json {why}. This command writes it:'
         return "\n\n".join(part for part in [*parts, note, command] if part)
-    warning = ""
-    if report.get("quick"):
-        warning = (
-            '!!! warning "Quick sizes"\n    A handful of images: it shows that it runs. Do not quote these numbers.'
-        )
+    warning = QUICK if report.get("quick") else ""
     parts += ["## What we measured", warning, numbers(paper, report) if numbers else ""]
     parts += [f"![{path.stem}](../results/{path.name})" for path in sorted(RESULTS.glob(f"{name}*.png"))]
     parts += [f"- {note}" for note in report.get("notes", ())]
@@ -60,15 +58,23 @@ def front() -> str:
     for name in module.DATASETS:
         table = report["results"].get(name, {}).get("each", {})
         methods = ("public code, ITS³", "ITS³", report["unfitted"]["rule"], "head")
-        cells = [table.get(method, {}).get("accuracy") for method in methods]
-        shown_cells = [NOTHING if cell is None else f"{cell['mean']:.1f} ± {cell['std']:.1f}" for cell in cells]
-        rows.append([SETS[name], f"{module.PAPER[name]['accuracy']['ITS³'][0]:.1f}", *shown_cells])
-    parts = [grid(head, rows)]
+        cells = [_over_networks(table.get(method)) for method in methods]
+        rows.append([SETS[name], f"{module.PAPER[name]['accuracy']['ITS³'][0]:.1f}", *cells])
+    parts = [QUICK] if report.get("quick") else []
+    parts.append(grid(head, rows))
     if table_is_measured := bool(report["results"]):
-        parts.append(f"headtilt, unfitted: {report['unfitted']['rule']}, the best of four rules on validation images.")
+        parts.append(
+            f"headtilt, unfitted: {report['unfitted']['rule']}, the best of four rules on validation images. "
+            "Tilted test images, one transform each; ± is over networks."
+        )
     if table_is_measured and (RESULTS / "table1.png").exists():
         parts.append("![Table 1](../results/table1.png)")
     return "\n\n".join(parts)
+
+
+def _over_networks(entry: dict[str, Any] | None) -> str:
+    """Return the accuracy of a row of table 1 and its spread over networks; that over runs grows as runs shrink."""
+    return NOTHING if entry is None else "{mean:.1f} ± {std:.1f}".format(**entry["over_networks"])
 
 
 def spreads() -> str:
@@ -138,9 +144,8 @@ def _table1_ours(paper: dict[str, Any], report: dict[str, Any]) -> str:
         row = [method, origin.get(method, "ours" if origin else NOTHING)]
         for name in sets:
             theirs = paper[name]["accuracy"].get(method)
-            ours = results.get(name, {}).get("each", {}).get(method, {}).get("accuracy")
             row += [NOTHING if theirs is None else f"{theirs[0]:.2f}"]
-            row += [NOTHING if ours is None else f"{ours['mean']:.1f} ± {ours['std']:.1f}"]
+            row += [_over_networks(results.get(name, {}).get("each", {}).get(method))]
         rows.append(row)
     head = ["accuracy", "whose rule"] + [f"{SETS[name]}, {who}" for name in sets for who in ("paper", "measured")]
     return grid(head, rows)

@@ -31,9 +31,14 @@ class MissingExtraError(HeadtiltError, ImportError):
     """An optional dependency is needed; the message says what to install."""
 
     def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
         super().__init__(
             f"{package} is needed here and is not installed. Install it with: pip install 'headtilt[{extra}]'"
         )
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        """Return what it is made of, so that it can be sent from one process to another."""
+        return type(self), (self.package, self.extra)
 
 
 def one_of(name: str, value: object, allowed: Iterable[str]) -> None:

@@ -35,6 +35,25 @@ def test_a_part_finishes_and_the_next_one_finds_nothing_to_do(call, here):
     assert "wrote" not in again.stderr
 
 
+def test_two_jobs_write_the_file_that_one_writes(call, here, monkeypatch):
+    from headtilt.paper.experiments.reproduce import confidence
+
+    # Sizes go to the workers with the units.
+    monkeypatch.setattr(confidence, "QUICK", confidence.Size(networks=2, images=10, samples=9, passes=2))
+    words = ("reproduce", "confidence", *ORDER[2:-1])
+    assert call(*words, "one").exit_code == 0
+    result = call(*words, "two", "--jobs", "2")
+    assert result.exit_code == 0
+    assert "scale · network 0" in result.stderr
+    one, two = (json.loads((here / out / "confidence.json").read_text(encoding="utf-8")) for out in ("one", "two"))
+    assert one["results"] == two["results"]
+    refused = call(*words, "two", "--jobs", "0")
+    assert refused.exit_code == 2
+    wrong = call(*words, "three", "--jobs", "2", "--datasets", "nowhere")
+    assert wrong.exit_code == 2
+    assert "error: " in wrong.stderr
+
+
 def test_check_lists_what_the_command_line_would_refuse(call, here):
     for name, command in {
         "digits-affine": "headtilt evaluate digits --out out --name digits-affine",

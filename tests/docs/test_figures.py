@@ -93,7 +93,8 @@ def test_an_item_that_was_not_run_in_full_is_said_not_to_be_measured(one, monkey
 def table1_report() -> dict:
     """A small stored table 1: one set, every row with the same figures."""
     module = item("table1")
-    row = {"accuracy": {"mean": 81.234, "std": 1.06, "runs": 25}, "frobenius": {"mean": 1.0}}
+    accuracy = {"accuracy": {"mean": 81.234, "std": 4.0, "runs": 25}, "over_networks": {"mean": 81.234, "std": 1.06}}
+    row = {**accuracy, "frobenius": {"mean": 1.0}}
     names = [*module.PAPER_ROWS, *module.RULES, *table1_rows.PUBLIC, *table1_rows.OWN_ETN, *module.OURS]
     printed = {"as_printed": {"mean": 80.0, "std": 12.0}, "over_networks": {"std": 3.0}}
     mean = dict.fromkeys(module.UNFITTED, 70.0) | {"ITS³, by energy": 81.0}

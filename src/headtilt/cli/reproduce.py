@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +21,7 @@ MORE = 75  # exit code: there is more to do (EX_TEMPFAIL of sysexits.h)
 @app.command(
     epilog="[dim]$[/dim] headtilt reproduce table1 --device cuda\n\n"
     "[dim]$[/dim] headtilt reproduce all --quick --out quick\n\n"
-    "[dim]$[/dim] headtilt reproduce all --device cuda --minutes 8\n\n"
+    "[dim]$[/dim] headtilt reproduce all --device cuda --jobs 14 --minutes 8\n\n"
     "[dim]$[/dim] headtilt reproduce --check --out results\n\n"
     "[dim]$[/dim] headtilt reproduce siscore --model hf:google/vit-base-patch16-224\n\n"
     "Items: table1, confidence, rotated-mnist, reconstructions, change-of-mind, siscore, runtime, hyperparameters, "
@@ -42,6 +44,9 @@ def reproduce(
             min=0, help="Stop after this time with exit code 75. The same command continues. Skips finished items."
         ),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="How many units of work to do at the same time, each in a process of its own.")
+    ] = 1,
     check: Annotated[
         bool,
         typer.Option(
@@ -60,6 +65,7 @@ def reproduce(
     from headtilt.paper.experiments.reproduce.study import Study, UnfinishedError, done
     from headtilt.paper.experiments.reproduce.study import redraw as draw_again
     from headtilt.paper.experiments.reproduce.study import reproduce as run
+    from headtilt.paper.experiments.reproduce.workers import Workers
 
     calm_threads()
     chosen = [items.item(one) for one in (items.ITEMS if name == "all" else (name,))]
@@ -67,28 +73,29 @@ def reproduce(
     names = None if datasets is None else tuple(part.strip() for part in datasets.split(",") if part.strip())
     aside, failed = Console(stderr=True, highlight=False, soft_wrap=True), 0
     until = None if minutes is None else time.monotonic() + 60 * minutes
-    for item in chosen:
-        start = time.perf_counter()
-        if until is not None and done(item, Study(out, quick, where, data, names, model)):
-            continue
-        try:
-            if redraw:
-                paths = draw_again(item, out)
-            else:
-                with progress() as tell:
-                    study = Study(out, quick, where, data, names, model, progress=tell, command=command(), until=until)
-                    paths = run(item, study)
-        except UnfinishedError as error:
-            aside.print(f"[yellow]{item.NAME}[/yellow] {escape(str(error))} Give the same command again.")
-            raise typer.Exit(MORE) from error
-        except HeadtiltError as error:
-            if len(chosen) == 1:
-                raise
-            failed += 1
-            aside.print(f"[red]error: {item.NAME}: {escape(' '.join(str(error).split()))}[/red]")
-            continue
-        files = ", ".join(escape(str(path)) for path in paths)
-        aside.print(f"[bold]{item.NAME}[/bold] [dim]{time.perf_counter() - start:.0f} s, wrote[/dim] {files}")
+    with nullcontext() if jobs == 1 else Workers(jobs) as workers:
+        study = Study(out, quick, where, data, names, model, command=command(), until=until, workers=workers)
+        for item in chosen:
+            start = time.perf_counter()
+            if until is not None and done(item, study):
+                continue
+            try:
+                if redraw:
+                    paths = draw_again(item, out)
+                else:
+                    with progress() as tell:
+                        paths = run(item, replace(study, progress=tell))
+            except UnfinishedError as error:
+                aside.print(f"[yellow]{item.NAME}[/yellow] {escape(str(error))} Give the same command again.")
+                raise typer.Exit(MORE) from error
+            except HeadtiltError as error:
+                if len(chosen) == 1:
+                    raise
+                failed += 1
+                aside.print(f"[red]error: {item.NAME}: {escape(' '.join(str(error).split()))}[/red]")
+                continue
+            files = ", ".join(escape(str(path)) for path in paths)
+            aside.print(f"[bold]{item.NAME}[/bold] [dim]{time.perf_counter() - start:.0f} s, wrote[/dim] {files}")
     if failed:
         raise typer.Exit(2)
 

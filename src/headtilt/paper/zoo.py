@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from filelock import FileLock  # comes with torch
 from torch import nn
 
 from headtilt.errors import one_of
@@ -76,6 +77,8 @@ def load_notebook(
 def kept(stem: str, network: nn.Module, make: Callable[[], nn.Module], device: str | torch.device) -> nn.Module:
     """Return the network with the weights stored under `stem`, or what `make` returns, which is then stored.
 
+    Of several processes that want it at the same time one makes it, and the others wait.
+
     Args:
         stem: File name without its ending, in the package or in the cache.
         network: An untrained network to load the weights into.
@@ -84,8 +87,13 @@ def kept(stem: str, network: nn.Module, make: Callable[[], nn.Module], device: s
     """
     found = stored(stem, network, device)
     if found is None:
-        found = make()
-        save_tensors(cache_folder() / "zoo" / f"{stem}.safetensors", found.state_dict())
+        folder = cache_folder() / "zoo"
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{stem}.lock"):  # another process may be training it: whoever waited loads it
+            found = stored(stem, network, device)
+            if found is None:
+                found = make()
+                save_tensors(folder / f"{stem}.safetensors", found.state_dict())
     return found
 
 

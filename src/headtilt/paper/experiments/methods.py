@@ -19,6 +19,7 @@ from headtilt.its import ITS
 from headtilt.model.predictor import Predictor
 from headtilt.paper.baselines.orient import fit_orienter
 from headtilt.paper.baselines.tta import tta
+from headtilt.paper.experiments.recall import Memory, Recalling
 from headtilt.presets import accurate, affine_levels, fast, paper3, paper5
 from headtilt.search.anneal import Anneal
 from headtilt.search.tree import Tree
@@ -92,6 +93,7 @@ class Setting:
         retrained: Returns the network that users would train instead, by name ("augmented", "last-layer").
         fits: Wrappers fitted so far, each with a gate: a method with it and the same one without share a calibrator.
         bundle: A folder that `ITS.save` wrote for the model, for the method of that name.
+        memory: What unfitted searches of the model were told already; None asks anew, as whoever measures time must.
     """
 
     model: nn.Module
@@ -107,6 +109,7 @@ class Setting:
     retrained: Callable[[str], nn.Module] | None = None
     fits: dict[Any, ITS] = field(default_factory=dict)
     bundle: Path | None = None
+    memory: Memory | None = None
 
 
 def _vanilla(setting: Setting) -> Predict:
@@ -167,7 +170,10 @@ def searching(robust: ITS) -> Predict:
 def _its(options: Callable[[Setting], dict[str, Any]]) -> Callable[[Setting], Predict]:
     def build(setting: Setting) -> Predict:
         chosen = {"gate": None, **options(setting)}
-        return searching(ITS(setting.model, padding=setting.padding, seed=setting.seed, **chosen))
+        robust = ITS(setting.model, padding=setting.padding, seed=setting.seed, **chosen)
+        if setting.memory is not None:
+            robust.predictor = Recalling.of(robust.predictor, setting.memory)
+        return searching(robust)
 
     return build
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headtilt.errors import DataError
 from headtilt.geometry.groups import rotation
 from headtilt.geometry.warp import Padding, centre_crop, warp
+from headtilt.its import ITS
 from headtilt.model.predictor import Predictor
 from headtilt.paper.data import siscore as reader
 from headtilt.paper.data.dataset import Dataset
@@ -30,11 +31,24 @@ MODELS = {
 
 
 class Lazy:
-    """A classifier loaded when it is first needed: a run whose units are all done needs none."""
+    """A classifier loaded when it is first needed: a run whose units are all done needs none.
+
+    Args:
+        spec: What to load.
+        device: Where it should live.
+
+    Attributes:
+        fits: Wrappers fitted for it so far; see `Setting`.
+    """
 
     def __init__(self, spec: str, device: str) -> None:
         self.spec, self.device = spec, device
         self._loaded: Adapted | None = None
+        self.fits: dict[Any, ITS] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker gets: it loads the classifier itself."""
+        return {**self.__dict__, "_loaded": None, "fits": {}}
 
     def __call__(self) -> Adapted:
         """Return it."""

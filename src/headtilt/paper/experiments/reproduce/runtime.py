@@ -72,7 +72,7 @@ def measure(study: Study, size: Size, store: Store) -> Report:
                 jobs[device, factor, str(value)] = partial(
                     searched, study, size, datasets[0], device, images, {**STANDARD, factor: value}
                 )
-    found = store.within(datasets[0]).gather(jobs)
+    found = store.within(datasets[0]).gather(jobs, timed=True)
     results = {
         device: {
             "images": images,

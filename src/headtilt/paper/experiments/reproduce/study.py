@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import headtilt
 from headtilt import plot
 from headtilt.errors import DataError, HeadtiltError, OptionError
 from headtilt.paper.data import load as load_data
 from headtilt.paper.experiments.report import commit, metadata, need_matplotlib, to_json, write_json
+from headtilt.paper.experiments.reproduce.workers import Key, Workers, ends, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +30,7 @@ class UnfinishedError(HeadtiltError):
 
 
 Report = dict[str, Any]
-Key = TypeVar("Key", bound=Hashable)
+Jobs = Mapping[Key, Callable[[], Any]]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Study:
         progress: Called with (what is being done, done, of how many).
         command: What was typed.
         until: When to stop before the next unit of work, by `time.monotonic`; None never does.
+        workers: Processes that do units of work side by side; None does them here, one after the other.
     """
 
     out: Path = Path("results")
@@ -59,6 +61,11 @@ class Study:
     progress: Progress | None = None
     command: str = ""
     until: float | None = None
+    workers: Workers | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker gets: nobody listens there, and it has no workers of its own."""
+        return {**self.__dict__, "progress": None, "workers": None}
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Tell whoever listens how far it is."""
@@ -107,30 +114,106 @@ class Store:
         folder: For the files; another for other settings.
         tell: Told about progress.
         until: See `Study`.
+        workers: See `Study`.
     """
 
-    def __init__(self, folder: Path, tell: Progress | None = None, until: float | None = None) -> None:
-        self.folder, self._tell, self._until = folder, tell, until
+    def __init__(
+        self,
+        folder: Path,
+        tell: Progress | None = None,
+        until: float | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        self.folder, self._tell, self._until, self._workers = folder, tell, until, workers
 
-    def gather(self, jobs: Mapping[Key, Callable[[], Any]]) -> dict[Key, Any]:
+    def gather(self, jobs: Jobs[Key], near: Callable[[Key], Hashable] = ends, *, timed: bool = False) -> dict[Key, Any]:
         """Return the result of each job as it reads back from JSON; those found in the folder are not done again.
 
         Raises `UnfinishedError` where there is a job to do and the time is over.
+
+        Args:
+            jobs: By key; with workers they have to be picklable.
+            near: Where workers do them, jobs that share what is slow to load; by default those whose keys begin and end
+                alike.
+            timed: Whether they measure time, so that nothing may run beside them.
         """
-        found: dict[Key, Any] = {}
-        for number, (key, job) in enumerate(jobs.items()):
-            words = [str(part) for part in key] if isinstance(key, tuple) else [str(key)]
-            if self._tell is not None:
-                self._tell(" · ".join(words), number, len(jobs))
-            path = self.folder / (re.sub(r"[^\w.+-]+", "_", "-".join(words)) + ".json")
-            if not path.exists() and self._until is not None and time.monotonic() >= self._until:
-                raise UnfinishedError(f"stopped before {' · '.join(words)}; {number} of {len(jobs)} units are done.")
-            found[key] = read_json(path) if path.exists() else self._do(path, job)
+        found, _ = self._gathered(jobs, near, (), timed)
         return found
+
+    def attempt(
+        self, jobs: Jobs[Key], near: Callable[[Key], Hashable] = ends
+    ) -> tuple[dict[Key, Any], dict[Key, DataError]]:
+        """Return what `gather` does, and the errors of those jobs whose data are missing."""
+        return self._gathered(jobs, near, (DataError,), False)
+
+    def _gathered(
+        self, jobs: Jobs[Key], near: Callable[[Key], Hashable], kept: tuple[type[Any], ...], timed: bool
+    ) -> tuple[dict[Key, Any], dict[Key, Any]]:
+        """Return results and those errors that are of the kinds to be kept; others are raised."""
+        found: dict[Key, Any] = {}
+        errors: dict[Key, Any] = {}
+        beside = self._workers is not None and not timed
+        if beside:
+            left = {key: job for key, job in jobs.items() if not self._path(key).exists()}
+            errors = self._side_by_side(left, near, kept, len(jobs)) if left else {}
+            jobs = {key: job for key, job in jobs.items() if key not in errors}
+        for number, (key, job) in enumerate(jobs.items()):
+            if not beside:
+                self._say(key, number, len(jobs))
+            path = self._path(key)
+            if not path.exists() and self._over():
+                raise _unfinished(key, number, len(jobs))
+            try:
+                found[key] = read_json(path) if path.exists() else self._do(path, job)
+            except kept as error:
+                errors[key] = error
+        return found, errors
+
+    def _side_by_side(
+        self, jobs: Jobs[Key], near: Callable[[Key], Hashable], kept: tuple[type[Any], ...], total: int
+    ) -> dict[Key, Any]:
+        """Store what workers find, and return the errors to be kept; another one ends it, once all is stored."""
+        assert self._workers is not None
+        errors: dict[Key, Any] = {}
+        fatal: dict[Key, Exception] = {}
+        done = total - len(jobs)
+        if self._over():
+            raise _unfinished(next(iter(jobs)), done, total)  # before a process is started
+
+        def begin(key: Key) -> bool:
+            if fatal or self._over():
+                return False
+            self._say(key, done, total)
+            return True
+
+        for key, answer in self._workers.answers(jobs, near, begin):
+            done += 1
+            if isinstance(answer, Exception):
+                (errors if isinstance(answer, kept) else fatal)[key] = answer
+            else:
+                write_json(self._path(key), json.loads(answer))
+        for key in jobs:
+            if key in fatal:
+                raise fatal[key]
+        left = [key for key in jobs if key not in errors and not self._path(key).exists()]
+        if left:
+            raise _unfinished(left[0], total - len(left), total)
+        return errors
+
+    def _say(self, key: Hashable, done: int, total: int) -> None:
+        if self._tell is not None:
+            self._tell(words(key), done, total)
+
+    def _over(self) -> bool:
+        return self._until is not None and time.monotonic() >= self._until
+
+    def _path(self, key: Hashable) -> Path:
+        parts = key if isinstance(key, tuple) else (key,)
+        return self.folder / (re.sub(r"[^\w.+-]+", "_", "-".join(str(part) for part in parts)) + ".json")
 
     def within(self, *names: str) -> Store:
         """Return the store of a part of the work, such as that on one data set."""
-        return Store(self.folder / "+".join(names), self._tell, self._until)
+        return Store(self.folder / "+".join(names), self._tell, self._until, self._workers)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -146,12 +229,17 @@ class Store:
         return value
 
 
+def _unfinished(key: Hashable, done: int, total: int) -> UnfinishedError:
+    return UnfinishedError(f"stopped before {words(key)}; {done} of {total} units are done.")
+
+
 def reproduce(item: Item, study: Study) -> list[Path]:
     """Return the files written: NAME.json and the figures drawn from it."""
     need_matplotlib()
     size = sized(item, study)
     settings = settings_of(item, study)
-    store = Store(study.out / ".partial" / f"{item.NAME}-{digest(settings)}", study.progress, study.until)
+    folder = study.out / ".partial" / f"{item.NAME}-{digest(settings)}"
+    store = Store(folder, study.progress, study.until, study.workers)
     report = {
         "name": item.NAME,
         "title": item.TITLE,
