@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headtilt.calibration.balance import FEWEST_PER_CLASS, InSingle
 from headtilt.calibration.layers import SeededDropout, linear, seed_layers
-from headtilt.calibration.proposals import Proposals, proposed
+from headtilt.calibration.proposals import Proposals
 from headtilt.calibration.sampler import Orbits
 from headtilt.errors import ModelError, OptionError, at_least, is_number, one_of, positive
 from headtilt.model.evidence import Evidence, floored
@@ -147,7 +147,10 @@ class OrbitHead(InSingle):
     def as_it_came(self, evidence: Evidence) -> Evidence:
         """Return the same of images as they came, which are upright more often than under any other pose."""
         said = self(evidence)
-        return Evidence(said.logits + self.prior, upright=said.upright, poses=proposed(self.proposals, evidence))
+        guessed = None
+        if self.proposals is not None and evidence.features is not None:
+            guessed = self.proposals(evidence.features)
+        return Evidence(said.logits + self.prior, upright=said.upright, poses=guessed)
 
 
 def fit_head(

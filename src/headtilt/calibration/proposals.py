@@ -105,11 +105,3 @@ def nearness(left: Tensor) -> Tensor:
     """Return how close to upright images come of which transforms (…, 3, 3) are left: 1 for none, falling to 0."""
     apart = left - torch.eye(3, dtype=left.dtype, device=left.device)
     return (-apart.flatten(-2).square().sum(-1) / (2 * NEARNESS**2)).exp()
-
-
-def proposed(proposals: Proposals | None, evidence: Evidence) -> Tensor | None:
-    """Return the log-probabilities (…, P) of poses; None where nothing proposes, or there are no features to read."""
-    if proposals is None or evidence.features is None:
-        return None
-    guesses: Tensor = proposals(evidence.features)
-    return guesses
