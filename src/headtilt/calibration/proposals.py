@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from headtilt.calibration.balance import InSingle
 from headtilt.calibration.layers import SeededDropout, linear, seed_layers
 from headtilt.calibration.sampler import NEARNESS, Orbits
-from headtilt.model.evidence import Evidence
 
 STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY, DROPOUT = 2000, 256, 2e-3, 0.1, 0.3
 FIRST = 1 / 4  # of a batch are images as they came, which have no padding; the others are views of them
