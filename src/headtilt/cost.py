@@ -24,7 +24,7 @@ from headtilt.search.joint import Joint
 from headtilt.search.plan import Plan
 
 FEWEST_IMAGES = 2
-BUDGETS = (4, 8, 12, 16, 24, 36, 48)  # that are tried beside a search's own
+BUDGETS = (4, 8, 12, 16, 24, 36, 48, 72)  # that are tried beside a search's own
 WARM_UP = 4  # images before the clock starts
 
 

@@ -81,7 +81,7 @@ def accurate(levels: Sequence[Group] | None = None) -> dict[str, Any]:
         levels: Groups to search; the full turn by default.
     """
     levels = [rotation()] if levels is None else list(levels)
-    most = 36 if len(levels) == 1 else 48
+    most = 36 if len(levels) == 1 else 72
     search = Joint(budget=most, lattice=most, mass=1.0, first=6)
     return {"levels": levels, "search": search, "readout": "marginal"}
 

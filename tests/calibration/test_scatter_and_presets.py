@@ -118,7 +118,7 @@ def test_affine_levels_undo_the_papers_perturbations():
 
 @pytest.mark.parametrize(
     ("levels", "few", "many"),
-    [(None, 20, 36), ([ht.rotation()], 20, 36), ((ht.rotation(), ht.scale()), 20, 48)],
+    [(None, 20, 36), ([ht.rotation()], 20, 36), ((ht.rotation(), ht.scale()), 20, 72)],
     ids=["default", "one", "two"],
 )
 def test_fast_looks_at_far_fewer_views_than_accurate(levels, few, many):
