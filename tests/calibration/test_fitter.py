@@ -412,7 +412,7 @@ def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):
     for truth in (1, 2):
         upright = Evidence(5.0 * torch.eye(3)[truth][None])
         one, looks = fitting.Fitting(how, tiny_images(1), [], Seeds(0)), Looks(orbits, torch.tensor([0]))
-        judged = one._judged(looks, None, upright)
+        judged = one._judged(looks, None, upright)[1.0]
         assert judged.right.tolist() == [truth == (1 if readout == "incumbent" else 2)]
         assert judged.bare_right.tolist() == [False]
 
@@ -483,7 +483,7 @@ def test_the_report_says_what_was_fitted_and_what_it_should_be_worth(fitted):
     report, gate = fitted.report, fitted.report["gate"]
     assert (report["method"], report["images"], report["seed"]) == ("head", 200, 0)
     assert report["features"] == len(fitted.predictor.features)
-    assert (gate["promise_upright"], gate["promise_tilted"], gate["promise_turned"]) == (1.0, 0.2, 1.5)
+    assert (gate["promise_upright"], gate["promise_tilted"], gate["promise_turned"]) == (1.0, 0.1, 1.5)
     assert gate["held_out"] == 200
     assert (gate["margin"], gate["exit_at"], gate["turn_at"]) == (
         fitted.gate.margin, fitted.gate.exit_at, fitted.gate.turn_at,

@@ -42,6 +42,7 @@ Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
+SAYS = (1.0, 0.5, 0.0)  # of the bare answer, of which a fit chooses one; the first where they do equally well
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class Fitting:
         }
         gate = None
         if how.promise is not None and looks is not None:
-            gate, judged = self._gate(sampler, calibrators, upright, looks, tell)
+            gate, judged = self._gate(sampler, final, calibrators, upright, looks, tell)
             report |= judged
         tell.end()
         return Fitted(final, gate, padding, report)
@@ -320,18 +321,34 @@ class Fitting:
         return fit_balance(pooled, upright.mean(0))
 
     def _gate(
-        self, sampler: Sampler, calibrators: list[Calibrator | None], upright: Evidence, looks: Looks, tell: Ticker
+        self,
+        sampler: Sampler,
+        final: Calibrator | None,
+        calibrators: list[Calibrator | None],
+        upright: Evidence,
+        looks: Looks,
+        tell: Ticker,
     ) -> tuple[Gate, dict[str, Any]]:
-        """Return the gate that keeps the promise, and what the images that had no part in each fit say of it."""
+        """Return the gate that keeps the promise, and what the images that had no part in each fit say of it.
+
+        The more the bare answer counts, the smaller the margin may be. The final head is told how much it should, by
+        which most tilted images keep the answer that they have upright.
+        """
         promise = self.fitter.promise or Promise()
         pairs = list(zip(self.folds, calibrators, strict=True))
-        cases = joined([self._judged(looks.of(fold.held_out), fitted, upright) for fold, fitted in pairs])
-        those: Straight = only(cases, cases.upright)
-        if not self.fitter.sums:
-            those = joined([self._searched(sampler, fold.held_out, fitted, tell) for fold, fitted in pairs])
         images = sum(len(fold.held_out) for fold in self.folds)
-        cost = price(cases)
-        margin = margin_for(those.lead, cost, promise.upright, images)
+        judged = [self._judged(looks.of(fold.held_out), fitted, upright) for fold, fitted in pairs]
+        searched = None
+        if not self.fitter.sums:
+            searched = joined([self._searched(sampler, fold.held_out, fitted, tell) for fold, fitted in pairs])
+        tried = [
+            _weighed(say, joined([by_say[say] for by_say in judged]), searched, promise.upright, images)
+            for say in judged[0]
+        ]
+        best = max(tried, key=lambda one: one.agreement)
+        if isinstance(final, OrbitHead) and self.fitter.method == "head":
+            final.say.fill_(best.say)
+        cases, those, cost, margin = best.cases, best.upright, best.cost, best.margin
         exit_at, turn_at = math.inf, 0.0
         if self.fitter.early_exit:
             exit_at = exit_for(cases.trust[~cases.upright], cases.harm(margin)[~cases.upright], promise.tilted)
@@ -346,6 +363,7 @@ class Fitting:
                 "promise_turned": promise.turned,
                 "held_out": images,
                 "cost": cost,
+                "say": best.say,
                 "margin": gate.margin,
                 "exit_at": gate.exit_at,
                 "turn_at": gate.turn_at,
@@ -366,9 +384,14 @@ class Fitting:
             tell("searching upright images", len(some) * (1 + how.plan.most_views))
         return joined(parts)
 
-    def _judged(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence) -> Judged:
-        """Return what a calibrator makes of the looks at images that had no part in it."""
-        orbits, parts = looks.orbits, []
+    def _judged(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence) -> dict[float, Judged]:
+        """Return what a calibrator makes of looks at images that had no part in it, for each say of the bare answer.
+
+        Only a new head and a sum over views leave a choice.
+        """
+        chooses = self.fitter.sums and self.fitter.method == "head" and isinstance(calibrator, OrbitHead)
+        says = SAYS if chooses else (float(getattr(calibrator, "say", 1.0)),)
+        orbits, parts = looks.orbits, {say: list[Judged]() for say in says}
         truth = upright.labels[looks.image]
         for rows in torch.arange(len(truth), device=truth.device).split(256):
             seen = orbits.at(rows)
@@ -381,16 +404,56 @@ class Fitting:
             if told is not None:
                 weighed = told[..., 0] + log_weights(seen.poses)
                 lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, weighed)
-                answer = with_bare(answer, bare, lies)
             trust = torch.full_like(answer[:, 0], -math.inf) if told is None else told[:, 0, 0]
-            parts.append(
-                Judged(
-                    **vars(straight(bare, answer, lies)),
-                    trust=trust,
-                    right=answer.argmax(1) == truth[rows],
-                    bare_right=bare.labels == truth[rows],
-                    upright=seen.upright,
-                    exact=seen.exact,
+            for say in says:
+                weighed_in = with_bare(answer, bare, lies, say)
+                parts[say].append(
+                    Judged(
+                        **vars(straight(bare, weighed_in, lies)),
+                        trust=trust,
+                        right=weighed_in.argmax(1) == truth[rows],
+                        bare_right=bare.labels == truth[rows],
+                        upright=seen.upright,
+                        exact=seen.exact,
+                    )
                 )
-            )
-        return joined(parts)
+        return {say: joined(some) for say, some in parts.items()}
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """What held-out images say of a gate, for one say of the bare answer.
+
+    Attributes:
+        say: See `with_bare`.
+        cases: All looks.
+        upright: Those at upright images.
+        cost: See `price`.
+        margin: That keeps the promise.
+    """
+
+    say: float
+    cases: Judged
+    upright: Straight
+    cost: float
+    margin: float
+
+    @property
+    def agreement(self) -> float:
+        """Share of the tilted images whose gated answer is the one that the model gives to them upright."""
+        return float(self.cases.gated(self.margin)[~self.cases.upright].double().mean())
+
+
+def _weighed(say: float, cases: Judged, searched: Straight | None, points: float, images: int) -> _Weighed:
+    """Return the margin for one say of the bare answer.
+
+    Args:
+        say: See `with_bare`.
+        cases: All looks, under that say.
+        searched: What the search made of upright images, where it answers in another way than the looks were judged.
+        points: The promise.
+        images: How many images these are looks at.
+    """
+    upright: Straight = only(cases, cases.upright) if searched is None else searched
+    cost = price(cases)
+    return _Weighed(say, cases, upright, cost, margin_for(upright.lead, cost, points, images))

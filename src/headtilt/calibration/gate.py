@@ -39,7 +39,7 @@ class Promise:
     """
 
     upright: float = 0.5
-    tilted: float = 0.2
+    tilted: float = 0.1
     turned: float = 1.5
 
     def __post_init__(self) -> None:

@@ -99,6 +99,7 @@ class OrbitHead(InSingle):
     bias: Tensor
     mean: Tensor
     deviation: Tensor
+    say: Tensor  # of the bare answer beside the head's; chosen with the gate, see `search.run.with_bare`
 
     def __init__(
         self,
@@ -116,6 +117,7 @@ class OrbitHead(InSingle):
         self.register_buffer("bias", bias.detach().clone())
         self.register_buffer("mean", mean.detach().clone())
         self.register_buffer("deviation", deviation.detach().clone())
+        self.register_buffer("say", mean.new_ones(()))
         self.log_scale = nn.Parameter(mean.new_zeros(()))
         self.prior = nn.Parameter(mean.new_zeros(()))
         self.trust = nn.Parameter(mean.new_full((), TRUST))

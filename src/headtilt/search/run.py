@@ -87,7 +87,7 @@ def run(
     early = torch.zeros_like(bare.labels, dtype=torch.bool) if gate is None else gate.leaves_early(root)
     some_leave = branching and bool(early.any())
     found = _searched(scored, plan, root, ~early) if some_leave else plan.search(scored, root)
-    return decide(bare, found, gate, readout, early)
+    return decide(bare, found, gate, readout, early, getattr(calibrator, "say", 1.0))
 
 
 def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, wanted: Tensor) -> Found:
@@ -97,7 +97,9 @@ def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, wanted: Tensor) ->
     return settled(root, found, left, plan.hypotheses)
 
 
-def decide(bare: Evidence, found: Found, gate: Judge | None, readout: str, early: Tensor) -> Answer:
+def decide(
+    bare: Evidence, found: Found, gate: Judge | None, readout: str, early: Tensor, say: Tensor | float = 1.0
+) -> Answer:
     """Return the answer and the pose of each image after the gate, which judges each by itself.
 
     Args:
@@ -106,9 +108,10 @@ def decide(bare: Evidence, found: Found, gate: Judge | None, readout: str, early
         gate: None lets the search have its way.
         readout: See `ITS`.
         early: (B,), which images left before the search.
+        say: See `with_bare`.
     """
     answer, pose = read_out(found, readout)
-    answer = with_bare(answer, bare, found.posture)
+    answer = with_bare(answer, bare, found.posture, say)
     kept = early if gate is None else early | gate.keeps(bare, found, answer)
     posture = found.posture
     if posture is None:
@@ -140,7 +143,7 @@ def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
     return found.marginal, beam.pose[torch.arange(slot.shape[0], device=slot.device), slot]
 
 
-def with_bare(answer: Tensor, bare: Evidence, posture: Posture | None) -> Tensor:
+def with_bare(answer: Tensor, bare: Evidence, posture: Posture | None, say: Tensor | float = 1.0) -> Tensor:
     """Return logits (B, Y) in which the bare answer has its say, as far as the image seems to have come upright.
 
     The head was fitted to say what the bare model says upright. Of an image that is upright the bare model says it
@@ -151,11 +154,13 @@ def with_bare(answer: Tensor, bare: Evidence, posture: Posture | None) -> Tensor
         answer: (B, Y), what the search would answer.
         bare: What the bare model says of the images as they came.
         posture: How the images lie; None, where no head tells, leaves the answer as it is.
+        say: How much the bare answer counts beside the other where the image is surely upright. A head that was fitted
+            on many images needs little of it.
     """
     if posture is None:
         return answer
-    upright = (-posture.tilted).sigmoid()[:, None].to(answer)
-    return (answer + upright * floored(bare.log_probs).to(answer)) / (1 + upright)
+    share = say * (-posture.tilted).sigmoid()[:, None].to(answer)
+    return (answer + share * floored(bare.log_probs).to(answer)) / (1 + share)
 
 
 def as_it_came(calibrator: Calibrator | None, bare: Evidence) -> Evidence:
