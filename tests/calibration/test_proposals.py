@@ -43,7 +43,7 @@ def test_the_likeliest_poses_are_looked_at_until_they_hold_the_mass():
     guesses = likely([0.6, 0.1, 0.2, 0.05, 0.05], [0.01, 0.01, 0.96, 0.01, 0.01], [0.2, 0.2, 0.2, 0.2, 0.2])
     root = Evidence(torch.zeros(3, 3), upright=torch.zeros(3, 1), poses=guesses)
     asked = Asked()
-    seen = look_where_likely(asked, points, poses, root, stages=(4,), mass=0.85, sure=1.0)
+    seen = look_where_likely(asked, points, poses, root, stages=(4,), mass=0.85, sure=1.0, upright=1.0)
     assert [index for index, _ in asked.views] == [0, 0, 2, 2, 2]
     assert torch.equal(asked.views[0][1], poses[0])
     assert torch.equal(asked.views[1][1], poses[1])
@@ -57,7 +57,7 @@ def test_a_sure_guess_of_upright_takes_no_view_at_all():
     points, poses = covering(LEVELS, 5, torch.zeros(1))
     root = Evidence(torch.ones(1, 3), poses=likely([1e-9, 1e-9, 1 - 4e-9, 1e-9, 1e-9]))
     asked = Asked()
-    seen = look_where_likely(asked, points, poses, root, stages=(4,), mass=0.9, sure=1.0)
+    seen = look_where_likely(asked, points, poses, root, stages=(4,), mass=0.9, sure=1.0, upright=1.0)
     assert asked.views == []
     assert torch.equal(seen.evidence.logits[:, 0], root.logits)
 
@@ -65,11 +65,13 @@ def test_a_sure_guess_of_upright_takes_no_view_at_all():
 def test_guesses_of_another_lattice_are_refused():
     points, poses = covering(LEVELS, 7, torch.zeros(1))
     with pytest.raises(ht.OptionError, match="another lattice than one of 7"):
-        look_where_likely(Asked(), points, poses, Evidence(torch.ones(1, 3), poses=torch.zeros(1, 5)), (4,), 0.9, 1.0)
+        look_where_likely(
+            Asked(), points, poses, Evidence(torch.ones(1, 3), poses=torch.zeros(1, 5)), (4,), 0.9, 1.0, 1.0
+        )
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "all", float("nan")])
-@pytest.mark.parametrize("name", ["mass", "sure"])
+@pytest.mark.parametrize("name", ["mass", "sure", "upright"])
 def test_what_is_no_probability_is_refused(name, value):
     with pytest.raises(ht.OptionError, match=f"{name} must be a probability above 0"):
         ht.Joint(**{name: value})
@@ -110,7 +112,7 @@ def test_images_whose_label_is_sure_are_not_looked_at_again():
     last[0], last[4] = 0.01, 0.19
     root = Evidence(torch.zeros(2, 3), upright=torch.full((2, 1), -3.0), poses=torch.stack([first, last]).log())
     asked = Told(poses)
-    seen = look_where_likely(asked, points, poses, root, stages=(2, 4, 8), mass=1.0, sure=0.99)
+    seen = look_where_likely(asked, points, poses, root, stages=(2, 4, 8), mass=1.0, sure=0.99, upright=0.9)
     assert asked.rounds == [[0, 1], [1, 1], [1, 1, 1, 1]]
     assert seen.looked.sum(1).tolist() == [2, 8]
 
@@ -118,8 +120,8 @@ def test_images_whose_label_is_sure_are_not_looked_at_again():
 def test_images_that_are_surely_upright_are_not_looked_at_again():
     points, poses = covering(LEVELS, 9, torch.zeros(1))
     root = Evidence(torch.zeros(2, 3), upright=torch.tensor([[4.0], [0.0]]), poses=torch.full((2, 9), 1 / 9).log())
-    for sure, views in ((0.99, [2, 4]), (0.9999, [4, 4]), (1.0, [4, 4])):
-        seen = look_where_likely(Asked(), points, poses, root, stages=(2, 4), mass=1.0, sure=sure)
+    for upright, views in ((0.9, [2, 4]), (0.99, [4, 4]), (1.0, [4, 4])):
+        seen = look_where_likely(Asked(), points, poses, root, stages=(2, 4), mass=1.0, sure=1.0, upright=upright)
         assert seen.looked.sum(1).tolist() == views
 
 

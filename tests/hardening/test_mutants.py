@@ -250,8 +250,13 @@ def test_where_the_likely_poses_are_just_enough_no_other_is_looked_at():
     points, poses = covering((ht.rotation(),), 4, torch.zeros(1))
     likely = torch.tensor([[0.125, 0.25, 0.5, 0.125]]).log()  # of four, the identity is the third
     root = Evidence(torch.zeros(1, 3), poses=likely)
-    assert look_where_likely(evaluate, points, poses, root, stages=(4,), mass=0.5, sure=1.0).looked.sum() == 1
-    assert look_where_likely(evaluate, points, poses, root, stages=(4,), mass=0.75, sure=1.0).looked.sum() == 2
+    assert (
+        look_where_likely(evaluate, points, poses, root, stages=(4,), mass=0.5, sure=1.0, upright=1.0).looked.sum() == 1
+    )
+    assert (
+        look_where_likely(evaluate, points, poses, root, stages=(4,), mass=0.75, sure=1.0, upright=1.0).looked.sum()
+        == 2
+    )
     assert asked == [1]
 
 

@@ -23,8 +23,6 @@ from headtilt.search.found import Found
 from headtilt.search.lattice import covering, elements, first_step
 from headtilt.search.seen import Seen, harvest, join, near_identity, select, tilted_odds
 
-UPRIGHT_DOUBT = 10  # times the doubt of a label, with which an image counts as upright
-
 
 @dataclass(frozen=True)
 class Joint:
@@ -40,8 +38,9 @@ class Joint:
         mass: Probability of the poses that are looked at, at which no more are.
         first: Likely poses are looked at a few at a time, the likeliest first: so many views, then twice as many, and
             so on, until the head is sure.
-        sure: Probability of a label at which the head is sure of it. Of an upright image it is sure with ten times the
-            doubt, since there the bare answer stays anyway. 1 never stops before the budget or the mass.
+        sure: Probability of a label at which the head is sure of it; 1 for never.
+        upright: Probability of being upright at which it is sure of that, which needs less: there the bare answer
+            counts anyway; 1 for never.
         hypotheses: Hypotheses K to keep and refine, at most one per label.
         confidence: "energy", "bayesian" or a callable; curvature has no meaning on a lattice.
         rounds: Refinement rounds; each spends 2·L views around each of the best hypotheses, with half the step of the
@@ -56,13 +55,14 @@ class Joint:
     lattice: int | None = None
     mass: float = 0.95
     first: int = 2
-    sure: float = 0.99
+    sure: float = 0.999
+    upright: float = 0.9
 
     def __post_init__(self) -> None:
         for name, least in (("budget", 1), ("hypotheses", 1), ("rounds", 0), ("lattice", 1), ("first", 1)):
             if name != "lattice" or self.lattice is not None:
                 object.__setattr__(self, name, at_least(name, getattr(self, name), least))
-        for name in ("mass", "sure"):
+        for name in ("mass", "sure", "upright"):
             value = getattr(self, name)
             if not is_number(value) or not 0 < float(value) <= 1:
                 raise OptionError(f"{name} must be a probability above 0; got {value!r}.")
@@ -126,7 +126,7 @@ class Joint:
             seen = look_around(evaluate, self.levels, self.coarse, root)
         else:
             points, poses = covering(self.levels, self.choices, root.logits)
-            seen = look_where_likely(evaluate, points, poses, root, self.stages, self.mass, self.sure)
+            seen = look_where_likely(evaluate, points, poses, root, self.stages, self.mass, self.sure, self.upright)
         step = root.logits.new_tensor([first_step(group, self.coarse) for group in self.levels] if self.rounds else [])
         for keep in survivors:
             confidence = confidence_of_scattered(self.confidence, seen.evidence.as_orbit(), seen.looked, self.levels)
@@ -175,6 +175,7 @@ def look_where_likely(
     stages: Sequence[int],
     mass: float,
     sure: float,
+    upright: float,
 ) -> Seen:
     """Return the image as it came, and views of each image under the poses that are likely for it.
 
@@ -186,6 +187,7 @@ def look_where_likely(
         stages: Views of one image after which those are left alone of which the head is sure; the last are the most.
         mass: Probability at which no more are looked at.
         sure: See `is_sure`.
+        upright: See `is_sure`.
     """
     if root.poses is None or root.poses.shape[-1] != len(poses):
         raise OptionError(f"the fitted head proposes poses of another lattice than one of {len(poses)}. Fit again.")
@@ -198,7 +200,7 @@ def look_where_likely(
         found = _looked_at(evaluate, poses, root, index, asked)
         seen = join(seen, Seen(coordinates[index], poses[index], found, asked, 0))
         if end < stages[-1]:
-            unsure = unsure & ~is_sure(seen, sure)[:, None]
+            unsure = unsure & ~is_sure(seen, sure, upright)[:, None]
     return seen
 
 
@@ -220,20 +222,20 @@ def likeliest(guesses: Tensor, most: int, mass: float) -> tuple[Tensor, Tensor]:
     return chosen, torch.cat([torch.ones_like(identity, dtype=torch.bool), before < mass], dim=1)
 
 
-def is_sure(seen: Seen, sure: float) -> Tensor:
+def is_sure(seen: Seen, sure: float, upright: float) -> Tensor:
     """Return of which images (B,) the views seen so far say enough: the label, or that the image came upright.
 
     Args:
         seen: Views that a head has scored.
-        sure: Probability of a label at which no more is asked. Being upright may have ten times the doubt: there the
-            bare answer stays, whatever other views would say.
+        sure: Probability of a label at which no more is asked.
+        upright: Probability of having come upright at which no more is asked.
     """
     weights = seen.weights
     label = (seen.evidence.logits + weights[..., None]).logsumexp(1).softmax(1).amax(1)
     if seen.evidence.upright is None:
         return label > sure
     tilted = tilted_odds(seen.evidence.upright[..., 0] + weights, near_identity(seen.poses))
-    return (label > sure) | ((-tilted).sigmoid() > 1 - UPRIGHT_DOUBT * (1 - sure))
+    return (label > sure) | ((-tilted).sigmoid() > upright)
 
 
 def _looked_at(evaluate: Evaluate, poses: Tensor, root: Evidence, index: Tensor, asked: Tensor) -> Evidence:
