@@ -22,7 +22,7 @@ from headtilt.calibration.gate import Gate, Promise
 from headtilt.calibration.head import HeadRecipe, OrbitHead
 from headtilt.calibration.looks import Looks
 from headtilt.calibration.sampler import Orbits
-from headtilt.calibration.verdict import hint
+from headtilt.calibration.verdict import Judged, hint
 from headtilt.geometry.warp import centre_crop
 from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor
@@ -461,7 +461,10 @@ def test_a_second_fit_replaces_the_first():
 
 
 def test_a_gate_alone_may_be_fitted_for_the_calibrator_there_is(fitted, upright):
-    robust = twin(fitted).fit(upright[:60], method="keep", promise=1.0)
+    before = twin(fitted)
+    before.calibrator.say.fill_(0.75)
+    robust = before.fit(upright[:60], method="keep", promise=1.0)
+    assert float(robust.calibrator.say) == robust.report["gate"]["say"] == 0.75
     assert robust.calibrator is fitted.calibrator
     assert robust.report["method"] == "keep"
     assert robust.gate is not fitted.gate
@@ -624,3 +627,37 @@ def test_a_fit_may_be_copied_and_its_seeds_are_numbers():
     assert Seeds(-1).entropy != Seeds(1).entropy
     fitter = Fitter(Predictor(TinyNet()), Joint((ht.rotation(),)), seed=np.int64(3))
     assert copy.copy(fitter).seed == 3
+
+
+def cases(right, upright, lead):
+    """Looks at images of which the bare model is right on the upright ones alone."""
+    upright = torch.tensor(upright)
+    lead = torch.tensor(lead)
+    return Judged(
+        lead=lead,
+        tilted=torch.zeros_like(lead),
+        turned=torch.zeros_like(lead),
+        trust=torch.zeros_like(lead),
+        right=torch.tensor(right),
+        bare_right=upright,
+        upright=upright,
+        exact=torch.ones_like(upright),
+    )
+
+
+def test_the_say_of_the_bare_answer_is_the_one_under_which_most_tilted_images_keep_their_label():
+    tilted, straight = [False] * 20, [True] * 20
+    bold = cases([True] * 40, [*tilted, *straight], [1.0] * 20 + [-1.0] * 20)
+    shy = cases([True] * 10 + [False] * 10 + [True] * 20, [*tilted, *straight], [1.0] * 20 + [-1.0] * 20)
+    tried = [fitting._weighed(say, those, None, 100, 40) for say, those in ((1.0, shy), (0.0, bold))]
+    assert [one.agreement for one in tried] == [0.5, 1.0]
+    assert max(tried, key=lambda one: one.agreement).say == 0.0
+    assert all(one.margin == 0 for one in tried)  # no upright answer changes
+
+
+def test_a_fit_tells_which_say_it_chose_and_the_head_has_it(digits_net, upright):
+    robust = ht.ITS(digits_net, **ht.accurate()).fit(upright, recipe=QUICK)
+    assert robust.report["gate"]["say"] in fitting.SAYS
+    assert float(robust.calibrator.say) == robust.report["gate"]["say"]
+    again = ht.ITS(digits_net, **ht.accurate()).fit(upright, recipe=QUICK)
+    assert float(again.calibrator.say) == float(robust.calibrator.say)

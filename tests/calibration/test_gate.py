@@ -108,6 +108,25 @@ def test_the_bare_answer_has_its_say_as_far_as_the_image_seems_upright():
     assert with_bare(answer, bare, None) is answer
 
 
+def test_the_less_say_the_bare_answer_has_the_less_it_changes():
+    answer = torch.tensor([[0.0, 3.0, 1.0]]).log_softmax(1)
+    bare = Evidence(torch.tensor([[4.0, 0.0, 0.0]]))
+    assert_close(with_bare(answer, bare, posture(-50.0), 0.5), (answer + bare.log_probs / 2) / 1.5)
+    assert_close(with_bare(answer, bare, posture(-50.0), 0.0), answer)
+
+
+def test_a_search_answers_with_the_say_that_its_head_has(fitted, upright):
+    """The more say, the nearer the answers to upright images are to the bare ones."""
+    robust = twin(fitted).but(gate=None)
+    answers = []
+    for say in (0.0, 1.0, 1e6):
+        robust.calibrator.say.fill_(say)
+        answers.append(robust.search(upright[:20]).logits.log_softmax(1))
+    bare = robust.model(upright[:20]).detach().log_softmax(1)
+    apart = [float((answer - bare).abs().mean()) for answer in answers]
+    assert apart[0] > apart[1] > apart[2]
+
+
 def test_a_class_that_the_bare_model_rules_out_leaves_no_nan():
     bare = Evidence(torch.tensor([[1.0, -math.inf]]))
     said = with_bare(torch.zeros(1, 2), bare, posture(math.inf))
