@@ -289,7 +289,7 @@ def confused() -> str:
 
 def promise() -> str:
     """Return how well the promise was kept over many fits, and what so many fit images give."""
-    report, large = stored("promise"), stored("promise-large")
+    report = stored("promise")
     if report is None:
         return f'!!! note "{NEVER}"\n    No results/promise.json is stored.'
     head = ["promise", "fits", "mean loss", "worst loss", "fits clearly over the promise"]
@@ -304,16 +304,21 @@ def promise() -> str:
         for size, one in report["promises"].items()
     ]
     accuracy: dict[str, dict[str, Any]] = {}
-    for part in (report, large or {"accuracy": {}}):
+    others = (stored(name) for name in ("promise-large", "promise-cifar10"))
+    for part in (report, *(other for other in others if other is not None)):
         for dataset, sizes in part["accuracy"].items():
             accuracy.setdefault(dataset, {}).update(sizes)
+    for name in ("photographs-mobilenet_v2-100", "photographs-mobilenet_v2-300", "photographs-mobilenet_v2"):
+        if (one := stored(name)) is not None:
+            row = accuracy.setdefault("photographs, MobileNetV2", {})
+            row[str(one["fit_images"])] = one["methods"]["accurate+gate"]
     sizes = sorted({int(size) for row in accuracy.values() for size in row})
 
     def entry(one: dict[str, float] | None) -> str:
         if one is None:
             return NOTHING
-        spread = f"{one['accuracy']:.1f} ± {one['accuracy_std']:.1f}"
-        return f"{spread} / {one['quarter_accuracy']:.1f} / {one['upright_accuracy']:.1f}"
+        spread = f" ± {one['accuracy_std']:.1f}" if one.get("accuracy_std") else ""  # one network has none
+        return f"{one['accuracy']:.1f}{spread} / {one['quarter_accuracy']:.1f} / {one['upright_accuracy']:.1f}"
 
     cells = {dataset: [entry(row.get(str(size))) for size in sizes] for dataset, row in accuracy.items()}
     table = grid(["fit images", *(f"{size:,}" for size in sizes)], [[name, *row] for name, row in cells.items()])
@@ -325,6 +330,8 @@ def promise() -> str:
             "networks / quarter turns / upright.",
             table,
             provenance("promise", report),
+            "CIFAR-10 and 3,000 images: [promise-cifar10.json](../results/promise-cifar10.json), "
+            "[promise-large.json](../results/promise-large.json). Photographs: one network, 1,000 test images.",
         ]
     )
 
