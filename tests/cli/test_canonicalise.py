@@ -281,7 +281,7 @@ def test_a_bundle_turns_only_what_its_gate_is_sure_of_and_the_sheet_shows_it(cal
     assert sum(row["how"] != "copied" for row in rows[:12]) >= 9
     assert sum(row["how"] == "copied" for row in rows[12:]) >= 11
     exact = [row for row in rows[:12] if row["how"] == "turned"]
-    assert {row["turned_back_deg"] for row in exact} <= {-90, 180}
+    assert sum(row["turned_back_deg"] == -90 for row in exact) >= len(exact) - 2  # a 0 or an 8 has no top
     assert all(0 < row["pose_confidence"] <= 1 for row in exact)
     for row in exact:
         if row["turned_back_deg"] == -90:

@@ -81,7 +81,7 @@ def test_the_table_shows_label_score_tilt_and_views(call, photographs):
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["image", "label", "score", "tilt", "views"]
     line = result.stdout.splitlines()[1].split()
-    assert (line[0], line[1], line[-1]) == ("images/red/0.png", "Red", "14")
+    assert (line[0], line[1], line[-1]) == ("images/red/0.png", "Red", "20")
 
 
 def broken_folder(folder):
