@@ -635,6 +635,7 @@ def cases(right, upright, lead):
     lead = torch.tensor(lead)
     return Judged(
         lead=lead,
+        cost=torch.ones_like(lead),
         tilted=torch.zeros_like(lead),
         turned=torch.zeros_like(lead),
         trust=torch.zeros_like(lead),
@@ -649,7 +650,7 @@ def test_the_say_of_the_bare_answer_is_the_one_under_which_most_tilted_images_ke
     tilted, straight = [False] * 20, [True] * 20
     bold = cases([True] * 40, [*tilted, *straight], [1.0] * 20 + [-1.0] * 20)
     shy = cases([True] * 10 + [False] * 10 + [True] * 20, [*tilted, *straight], [1.0] * 20 + [-1.0] * 20)
-    tried = [fitting._weighed(say, those, None, 100, 40) for say, those in ((1.0, shy), (0.0, bold))]
+    tried = [fitting._weighed(say, those, None, 100, 40, True) for say, those in ((1.0, shy), (0.0, bold))]
     assert [one.agreement for one in tried] == [0.5, 1.0]
     assert max(tried, key=lambda one: one.agreement).say == 0.0
     assert all(one.margin == 0 for one in tried)  # no upright answer changes

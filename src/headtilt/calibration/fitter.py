@@ -26,7 +26,7 @@ from headtilt.calibration.looks import Looks, Pile, floats, most_kept
 from headtilt.calibration.padding import choose_padding
 from headtilt.calibration.proposals import fit_proposals
 from headtilt.calibration.sampler import Sampler
-from headtilt.calibration.verdict import TURNED, Judged, Straight, joined, only, price, read, straight, verdict
+from headtilt.calibration.verdict import TURNED, Judged, Straight, joined, only, read, straight, verdict
 from headtilt.errors import DataError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, concatenate
@@ -341,14 +341,15 @@ class Fitting:
         searched = None
         if not self.fitter.sums:
             searched = joined([self._searched(sampler, fold.held_out, fitted, tell) for fold, fitted in pairs])
+        true_odds = self.fitter.sums and isinstance(final, OrbitHead)
         tried = [
-            _weighed(say, joined([by_say[say] for by_say in judged]), searched, promise.upright, images)
+            _weighed(say, joined([by_say[say] for by_say in judged]), searched, promise.upright, images, true_odds)
             for say in judged[0]
         ]
         best = max(tried, key=lambda one: one.agreement)
         if isinstance(final, OrbitHead) and self.fitter.method == "head":
             final.say.fill_(best.say)
-        cases, those, cost, margin = best.cases, best.upright, best.cost, best.margin
+        cases, those, margin = best.cases, best.upright, best.margin
         exit_at, turn_at = math.inf, 0.0
         if self.fitter.early_exit:
             exit_at = exit_for(cases.trust[~cases.upright], cases.harm(margin)[~cases.upright], promise.tilted)
@@ -362,7 +363,6 @@ class Fitting:
                 "promise_tilted": promise.tilted,
                 "promise_turned": promise.turned,
                 "held_out": images,
-                "cost": cost,
                 "say": best.say,
                 "margin": gate.margin,
                 "exit_at": gate.exit_at,
@@ -380,7 +380,7 @@ class Fitting:
             images = sampler.seen(self.images[some])
             bare = how.predictor(images)
             for part, answer in searcher.blocks(images, bare):
-                parts.append(straight(bare.at(part), answer.logits, answer.found.posture))
+                parts.append(straight(bare.at(part), answer.found.root, answer.logits, answer.found.posture))
             tell("searching upright images", len(some) * (1 + how.plan.most_views))
         return joined(parts)
 
@@ -409,7 +409,7 @@ class Fitting:
                 weighed_in = with_bare(answer, bare, lies, say)
                 parts[say].append(
                     Judged(
-                        **vars(straight(bare, weighed_in, lies)),
+                        **vars(straight(bare, first.logits[:, 0], weighed_in, lies)),
                         trust=trust,
                         right=weighed_in.argmax(1) == truth[rows],
                         bare_right=bare.labels == truth[rows],
@@ -428,14 +428,12 @@ class _Weighed:
         say: See `with_bare`.
         cases: All looks.
         upright: Those at upright images.
-        cost: See `price`.
         margin: That keeps the promise.
     """
 
     say: float
     cases: Judged
     upright: Straight
-    cost: float
     margin: float
 
     @property
@@ -444,7 +442,9 @@ class _Weighed:
         return float(self.cases.gated(self.margin)[~self.cases.upright].double().mean())
 
 
-def _weighed(say: float, cases: Judged, searched: Straight | None, points: float, images: int) -> _Weighed:
+def _weighed(
+    say: float, cases: Judged, searched: Straight | None, points: float, images: int, true_odds: bool
+) -> _Weighed:
     """Return the margin for one say of the bare answer.
 
     Args:
@@ -453,7 +453,8 @@ def _weighed(say: float, cases: Judged, searched: Straight | None, points: float
         searched: What the search made of upright images, where it answers in another way than the looks were judged.
         points: The promise.
         images: How many images these are looks at.
+        true_odds: See `margin_for`.
     """
     upright: Straight = only(cases, cases.upright) if searched is None else searched
-    cost = price(cases)
-    return _Weighed(say, cases, upright, cost, margin_for(upright.lead, cost, points, images))
+    margin = margin_for(upright.lead, upright.cost, points, images, true_odds=true_odds)
+    return _Weighed(say, cases, upright, margin)

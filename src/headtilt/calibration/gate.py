@@ -20,11 +20,12 @@ from headtilt.errors import OptionError, is_number
 from headtilt.model.evidence import Evidence, floored
 from headtilt.search.found import Found
 
-LEAST_COST = 0.1  # of replacing an answer: no look at an image is so much better than another that none is lost
-FEWEST_IN_TAIL = 10
+LEAST_COST = 0.1  # of a change: a model may think less of its answers than they are worth
+FEWEST_IN_TAIL = 20  # images
 TRUE_LENGTH = 1.0  # of the tail of log-odds that are true: what is e times as unlikely happens e times less often
-PRIOR_IMAGES = 10  # that this counts for before any is seen
-SURE = 1.0  # standard errors by which a tail is taken for thicker and longer than it seems
+PRIOR_IMAGES = {True: 20, False: 3}  # that this counts for before any is seen, of scores that should be true or not
+SURE = 1.0  # standard errors by which a tail is taken for thicker than it seems
+UNSEEN = 0.3  # of an answer that is taken for lost beforehand: among few images none may have shown what can be lost
 LABEL_FOR_TILT = 0.5  # how much of the log-odds of another label counts for a tilt
 
 
@@ -134,6 +135,23 @@ def rival(bare: Evidence, answer: Tensor) -> Tensor:
     return answer.scatter(1, own, -math.inf).amax(1) - answer.gather(1, own)[:, 0]
 
 
+def cost(bare: Evidence, root: Tensor, answer: Tensor) -> Tensor:
+    """Return what it is expected to cost (B,), in answers, to replace the bare answer if the image came upright.
+
+    That is by how much the bare answer is more probable than the new one. The model and the head, asked of the image as
+    it came, both say something of that, and their geometric mean is nearer the truth than either.
+
+    Args:
+        bare: What the bare model says of the images as they came.
+        root: (B, Y), what the head says of the same.
+        answer: (B, Y), what the search answers; of the classes that the bare model does not say, the best counts.
+    """
+    own = bare.labels[:, None]
+    other = answer.scatter(1, own, -math.inf).argmax(1, keepdim=True)
+    truth = ((floored(root) + floored(bare.log_probs).to(root)) / 2).softmax(1)
+    return (truth.gather(1, own) - truth.gather(1, other))[:, 0]
+
+
 def for_turning(lead: Tensor, tilted: Tensor) -> Tensor:
     """Return what speaks for turning images (n,): that they seem to have come tilted, and another label that leads.
 
@@ -201,40 +219,44 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     return cast(Gate | None, gate)
 
 
-def margin_for(scores: Tensor, cost: float, points: float, images: int | None = None) -> float:
+def margin_for(
+    scores: Tensor, costs: Tensor, points: float, images: int | None = None, *, true_odds: bool = True
+) -> float:
     """Return the smallest margin under which replacing answers should cost at most `points` of upright accuracy.
 
     A promise of half a point is about few images in a thousand, and there may be a hundred: what the very worst of them
-    say is chance. So the scores of some images that come next to being replaced, three times as many as may be, are
-    taken for an exponential tail. How long it is, is known beforehand but for the head's own mistakes, since scores are
-    log-odds: where these are true, the length is 1. What is seen moves that the more, the more images there are. Then
-    the tail is taken for thicker and longer by one standard error, so that few images make a gate careful.
+    say is chance. So the scores of images that come next to being replaced, such as cost three times what may be lost,
+    are taken for an exponential tail. How long it is, is known beforehand but for the head's own mistakes, where scores
+    are log-odds: where these are true, the length is 1. What is seen moves that the more, the more images there are.
+    The tail is taken for thicker than it seems, so that few images make a gate careful.
 
     Args:
         scores: (n,), log-odds of the best other class against the bare answer, of upright images that had no part in
             the fit.
-        cost: What replacing an answer is expected to cost, from 0 to 1; see `price`.
+        costs: (n,), what it is expected to cost to answer with that class; see `cost`.
         points: The promise.
         images: How many images these are looks at, where that is not `n`: two looks at one image tell little more.
+        true_odds: Whether scores should be true log-odds: those of a head that learned to sum over views. The bare
+            logits of a network have a scale of their own.
     """
-    if not points:
-        return math.inf
     count = len(scores)
-    alike = max(count / (images or count), 1)
-    ordered = scores.double().sort(descending=True).values
-    allowed = points / 100 * count / max(cost, LEAST_COST)  # looks
-    if not allowed:  # a promise too small for a float
+    allowed = points / 100 * count  # answers
+    if not allowed:
         return math.inf
-    rank = min(max(math.ceil(3 * allowed), math.ceil(alike * FEWEST_IN_TAIL)), count - 1)
-    start = max(float(ordered[rank]), 0.0)  # below zero no answer is replaced
+    alike = max(count / (images or count), 1)
+    order = scores.double().argsort(descending=True)
+    ordered = scores.double()[order]
+    spent = torch.where(ordered > 0, costs.double()[order].clamp_min(LEAST_COST), 0.0)
+    rank = max(int((spent.cumsum(0) < 3 * allowed).sum()), math.ceil(alike * FEWEST_IN_TAIL))
+    start = max(float(ordered[min(rank, count - 1)]), 0.0)  # below zero no answer is replaced
     beyond = (ordered - start).clamp_min(0)
-    tail = int((beyond > 0).sum())
-    thick = tail + SURE * math.sqrt(tail * alike) + alike
+    spent = spent * (beyond > 0)
+    thick = float(spent.sum()) + SURE * math.sqrt(alike * float(spent.square().sum())) + alike * UNSEEN
     if thick <= allowed:
         return start
-    known = tail / alike + PRIOR_IMAGES  # images
-    length = (float(beyond.sum()) / alike + PRIOR_IMAGES * TRUE_LENGTH) / known
-    return start + length * (1 + SURE / math.sqrt(known)) * math.log(thick / allowed)
+    tail, before = int((beyond > 0).sum()) / alike, PRIOR_IMAGES[true_odds]  # images
+    length = (float(beyond.sum()) / alike + before * TRUE_LENGTH) / (tail + before)
+    return start + length * math.log(thick / allowed)
 
 
 def quantile_for(scores: Tensor, points: float) -> float:

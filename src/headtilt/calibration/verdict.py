@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from headtilt.calibration.gate import Gate, for_turning, rival
+from headtilt.calibration.gate import Gate, cost, for_turning, rival
 from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence
 from headtilt.search.found import Posture
 from headtilt.search.seen import log_weights
 
 TURNED = 10.0  # degrees by which an upright image must not be turned
-BEFOREHAND = 5
 KEPT_NEARLY_ALL = 90.0  # per cent of tilted answers: a gate that keeps more has next to no effect
 
 
@@ -27,11 +26,13 @@ class Straight:
 
     Attributes:
         lead: (n,), log-odds of the best rival against the bare answer.
+        cost: (n,), what it is expected to cost to answer with that rival.
         tilted: (n,), log-odds that the image came tilted; −∞ where no head tells.
         turned: (n,), by how many degrees it would be turned.
     """
 
     lead: Tensor
+    cost: Tensor
     tilted: Tensor
     turned: Tensor
 
@@ -41,18 +42,19 @@ class Straight:
         return for_turning(self.lead, self.tilted)
 
 
-def straight(bare: Evidence, answer: Tensor, posture: Posture | None) -> Straight:
+def straight(bare: Evidence, root: Tensor, answer: Tensor, posture: Posture | None) -> Straight:
     """Return what a search made of upright images.
 
     Args:
         bare: What the bare model says of them.
+        root: (n, Y), what the calibrator says of them as they came.
         answer: (n, Y), what the search answers.
         posture: How it thinks that they lie; None where no head tells.
     """
     lead = rival(bare, answer)
     none = torch.full_like(lead, -math.inf)
     angle = none if posture is None else decompose(posture.pose.double()).rotation.abs().rad2deg().to(lead)
-    return Straight(lead, none if posture is None else posture.tilted, angle)
+    return Straight(lead, cost(bare, root, answer), none if posture is None else posture.tilted, angle)
 
 
 @dataclass(frozen=True)
@@ -98,19 +100,6 @@ def joined(cases: Sequence[Cases]) -> Cases:
 def only(cases: Cases, rows: Tensor) -> Cases:
     """Return the cases at `rows`."""
     return type(cases)(*(getattr(cases, part.name)[rows] for part in fields(cases)))
-
-
-def price(cases: Judged) -> float:
-    """Return what replacing an upright answer is expected to cost, from 0 to 1, told without a label.
-
-    Images that are nearly upright tell: where the search and the bare model differ there, whose answer does the model
-    give to the same image upright? That answer is as far from the truth as the answers next to it are from that one,
-    so what is seen of the one step, by how much the bare answer is right more often, is taken twice. A few images that
-    speak for the bare answer are counted in beforehand: where few differ, a change is dear.
-    """
-    differ = cases.upright & ~cases.exact & (cases.lead > 0)
-    ahead = int(cases.bare_right[differ].sum()) - int(cases.right[differ].sum())
-    return max((ahead + BEFOREHAND) / (int(differ.sum()) + BEFOREHAND), 0.0) ** 2
 
 
 def verdict(gate: Gate, straight: Straight, cases: Judged) -> dict[str, Any]:
