@@ -467,10 +467,10 @@ def _check_lattice(calibrator: object, fitted: Plan, plan: Plan) -> None:
         fitted: The plan that it was fitted for.
         plan: The plan that it shall serve.
     """
-    if getattr(calibrator, "proposals", None) is None or getattr(plan, "lattice", None) is None:
+    proposals = getattr(calibrator, "proposals", None)
+    if proposals is None or plan.lattice is None:
         return
-    here, there = ((one.levels, getattr(one, "choices", None)) for one in (fitted, plan))
-    if here != there:
+    if proposals.poses != plan.choices or fitted.levels != plan.levels:
         raise OptionError(
             "the fitted head proposes poses of another lattice than this search has. Fit again, or use lattice=None."
         )

@@ -82,6 +82,19 @@ def test_what_proposes_poses_of_some_levels_proposes_none_of_others():
             robust.but(**change)
 
 
+@pytest.mark.parametrize("search", [ht.Tree(samples=5), ht.Joint(budget=6), ht.Anneal(budget=6)])
+def test_a_search_that_asks_for_no_proposals_is_saved_and_loaded_with_a_head_that_has_some(search, tmp_path):
+    robust, images = ht.ITS(TinyNet(), search=ht.Joint(budget=4, lattice=8)), tiny_images(60)
+    robust.fit(images, recipe=ht.HeadRecipe(hidden=4, looks=1, views=4, epochs=0), promise=None)
+    other = robust.but(search=search)
+    other.save(tmp_path / "robust")
+    loaded = ht.ITS.load(tmp_path / "robust", robust.model)
+    assert loaded.plan == other.plan
+    assert torch.equal(loaded(images[:3]), other(images[:3]))
+    again = other.but(search=ht.Joint(budget=4, lattice=8))
+    assert torch.equal(again(images[:3]), robust(images[:3])), "proposals are there for whom they suit"
+
+
 # --- logits and probabilities -----------------------------------------------------------------------------------------
 
 

@@ -177,7 +177,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
 def _check_proposals(plan: Plan, calibrator: Any) -> None:
     """Raise `DataError` where a head proposes poses of another lattice than the one that is searched."""
     proposals = getattr(calibrator, "proposals", None)
-    if proposals is not None and proposals.poses != getattr(plan, "choices", None):
+    if proposals is not None and plan.lattice is not None and proposals.poses != plan.choices:
         raise DataError(
             f"the head proposes {proposals.poses} poses, and the search has another lattice. Fit and save it again."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,10 @@ class Anneal:
     reach: float = 0.25
     seed: int = 0
 
+    lattice: ClassVar[None] = None  # a walk asks no head for likely poses; see `Joint`
+    choices: ClassVar[None] = None
+    draws: ClassVar[bool] = True  # random numbers, always
+
     def __post_init__(self) -> None:
         for name, least in (("budget", 3), ("hypotheses", 1)):
             object.__setattr__(self, name, at_least(name, getattr(self, name), least))
@@ -52,11 +57,6 @@ class Anneal:
             positive(name, getattr(self, name))
         if self.cold > self.hot:
             raise OptionError(f"cold must not be above hot; got cold={self.cold}, hot={self.hot}.")
-
-    @property
-    def draws(self) -> bool:
-        """Whether the walk draws random numbers: always."""
-        return True
 
     @property
     def most_views(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -54,6 +54,9 @@ class Tree:
     traversal: Literal["greedy", "boltzmann"] = "greedy"
     temperature: float = 1.0
     seed: int = 0
+
+    lattice: ClassVar[None] = None  # a tree asks no head for likely poses; see `Joint`
+    choices: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", at_least("samples", self.samples, 1))

@@ -13,8 +13,6 @@ from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Evidence
 from headtilt.model.predictor import Predictor
 
-Question = tuple[Any, tuple[Tensor, ...]]
-
 
 @dataclass(frozen=True)
 class Memory:
