@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from PIL import Image
 
+from headtilt.model.device import resolve_device
 from headtilt.paper.data.folder import list_images
-from headtilt.paper.experiments.report import metadata, resolve_device, write_json
+from headtilt.paper.experiments.report import metadata, write_json
 from headtilt.sources import Adapted, onnx
 from headtilt.sources import registry as door
 from headtilt.sources.images import square_of

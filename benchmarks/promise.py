@@ -24,10 +24,11 @@ from torch import Tensor
 
 from headtilt import ITS, accurate
 from headtilt.cli.app import progress
+from headtilt.model.device import resolve_device
 from headtilt.paper import zoo
 from headtilt.paper.data import load
 from headtilt.paper.data.perturb import draw, draw_quarters, perturb_dataset, schedule, turn_dataset
-from headtilt.paper.experiments.report import metadata, resolve_device, write_json
+from headtilt.paper.experiments.report import metadata, write_json
 from headtilt.plot.style import FAINT, INK, PALETTE, VERMILION, new_figure, save, style_axes
 
 DATASETS, SIZES, PROMISES = ("mnist", "fashion-mnist", "cifar10"), (100, 300, 1000), (0.0, 0.5, 1.0)

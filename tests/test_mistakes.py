@@ -84,7 +84,7 @@ def test_a_mistake_is_refused_with_its_fix(mistake):
 def test_a_gpu_that_is_not_there_is_refused_by_name():
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ht.OptionError, match=r"device must be cpu, .*; got 'cuda':"):
+    with pytest.raises(ht.OptionError, match=r"device must be auto, cpu, .*; got 'cuda':"):
         from_pretrained("zoo:digits", device="cuda")
 
 

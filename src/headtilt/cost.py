@@ -19,6 +19,7 @@ from headtilt.calibration.sampler import Sampler
 from headtilt.errors import OptionError, at_least
 from headtilt.geometry.warp import Interpolation, Padding, check_images
 from headtilt.model.predictor import Predictor
+from headtilt.progress import Progress
 from headtilt.result import SearchResult
 from headtilt.search.joint import Joint
 from headtilt.search.plan import Plan
@@ -115,7 +116,7 @@ def costs(
     *,
     budgets: Sequence[int] | None = None,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Costs:
     """Return what a wrapper costs on upright images (B, C, H, W) and on the same images tilted at random.
 

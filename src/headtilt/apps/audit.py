@@ -8,7 +8,7 @@ votes can be trusted, and where it is too wide the answer is "cannot tell".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -21,6 +21,7 @@ from headtilt.calibration.head import OrbitHead
 from headtilt.errors import DataError, ShapeError
 from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence, floored
+from headtilt.progress import Progress
 from headtilt.sources.decoders import Decoders
 
 if TYPE_CHECKING:
@@ -355,7 +356,7 @@ def read(
     images: int = 200,
     batch: int = 8,
     any_angle: bool = False,
-    tell: Callable[[str, int, int], None] | None = None,
+    tell: Progress | None = None,
 ) -> tuple[Votes, list[str]]:
     """Return the votes of image files, and what was wrong with those that could not be read.
 

@@ -24,7 +24,7 @@ from headtilt.geometry.groups import rotation
 from headtilt.geometry.warp import Padding, centre_crop
 from headtilt.model.predictor import Predictor
 from headtilt.paper.data.dataset import sample_indices
-from headtilt.progress import duration
+from headtilt.progress import Progress, duration
 from headtilt.sources import Adapted
 from headtilt.sources.decoders import Decoders
 from headtilt.sources.sidecar import PHOTOGRAPHS
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 AHEAD = 64  # images that are decoded before their turn
 TIMED_CHUNKS, TIMED_VIEWS = 2, 2048  # by which a view is timed, and no more views than that
 TIMED_POSES, TIMED_STEPS = 8, 3
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Fitting:
     recipe: HeadRecipe = HeadRecipe()  # noqa: RUF009 - frozen
     seed: int = 0
 
-    def read(self, robust: Pretrained, paths: Sequence[Path], tell: Tell) -> tuple[Tensor, list[str]]:
+    def read(self, robust: Pretrained, paths: Sequence[Path], tell: Progress) -> tuple[Tensor, list[str]]:
         """Return images (n, C, H, W) from files, and what was wrong with those that could not be read.
 
         Args:
@@ -106,7 +105,7 @@ class Fitting:
                 seconds += steps * seconds_per_step(predictor, some[:1], self.recipe, fitter.views_each + 1)
         return Cost(len(images), views, seconds)
 
-    def run(self, robust: Pretrained, images: Tensor, tell: Tell | None = None) -> None:
+    def run(self, robust: Pretrained, images: Tensor, tell: Progress | None = None) -> None:
         """Fit the wrapper, in place.
 
         Args:
@@ -156,7 +155,7 @@ def larger_square(adapted: Adapted) -> Adapted:
     return replace(adapted, size=side, resize=max(side, adapted.resize))
 
 
-def read(paths: Sequence[Path], adapted: Adapted, tell: Tell) -> tuple[Tensor, list[str]]:
+def read(paths: Sequence[Path], adapted: Adapted, tell: Progress) -> tuple[Tensor, list[str]]:
     """Return the images (n, C, size, size) of files, and what was wrong with those that could not be read.
 
     Each goes straight to its place: never is more in memory than the images themselves, and those being decoded.

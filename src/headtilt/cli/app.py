@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +15,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from typer.core import TyperGroup
 
 import headtilt
 from headtilt.errors import HeadtiltError
+from headtilt.progress import Progress
 
-Tell = Callable[[str, int, int], None]
 # Commands as help lists them: what a newcomer needs stands first.
 PANELS = {
     "Start": ("demo", "playground", "doctor"),
@@ -123,7 +124,7 @@ Limit = Annotated[int, typer.Option(min=0, help="Maximum number of test images, 
 
 
 @contextmanager
-def progress(*, silent: bool = False) -> Iterator[Tell]:
+def progress(*, silent: bool = False) -> Iterator[Progress]:
     """Yield what shows progress and the time left on stderr: a bar, or a line per stage where nobody watches.
 
     Args:
@@ -147,7 +148,7 @@ def progress(*, silent: bool = False) -> Iterator[Tell]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     times = (TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, transient=True) as bar:
+    with Bar(*columns, *times, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def tell(what: str, done: int, total: int) -> None:

@@ -139,7 +139,7 @@ def opened_model(
     labels: str | None = None,
 ) -> Pretrained:
     """Return the model of a command line with the search around it, with some rounds of refining the best poses."""
-    from headtilt.paper.experiments.report import calm_threads, resolve_device
+    from headtilt.model.device import calm_threads, resolve_device
     from headtilt.sources import registry as door
     from headtilt.sources.pretrained import wrapped
 

@@ -60,8 +60,8 @@ def reproduce(
         return
     if name is None:
         raise OptionError("NAME is missing: give an item or all, as in headtilt reproduce table1. Or give --check.")
+    from headtilt.model.device import calm_threads, resolve_device
     from headtilt.paper.experiments import reproduce as items
-    from headtilt.paper.experiments.report import calm_threads, resolve_device
     from headtilt.paper.experiments.reproduce.study import Study, UnfinishedError, done
     from headtilt.paper.experiments.reproduce.study import redraw as draw_again
     from headtilt.paper.experiments.reproduce.study import reproduce as run

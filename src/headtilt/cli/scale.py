@@ -67,7 +67,7 @@ def predict(
     from headtilt.apps.batch.ray_engine import Cluster
     from headtilt.apps.loading import Wrapped
     from headtilt.errors import one_of
-    from headtilt.paper.experiments.report import resolve_device
+    from headtilt.model.device import resolve_device
 
     one_of("engine", engine, ("local", "ray"))
     on_gpu = engine == "ray" and gpus > 0
@@ -130,7 +130,7 @@ def serve(
     from headtilt.apps.serve.limits import Limits
     from headtilt.apps.serve.server import LOOPBACK, make_app
     from headtilt.apps.serve.server import serve as run_service
-    from headtilt.paper.experiments.report import resolve_device
+    from headtilt.model.device import resolve_device
 
     limits = Limits(
         bytes=max_bytes,
@@ -177,7 +177,8 @@ def playground(
     from headtilt.apps.playground.app import make_page, options
     from headtilt.apps.playground.methods import digits_stage, own_stage
     from headtilt.errors import OptionError
-    from headtilt.paper.experiments.report import calm_threads, need_matplotlib, resolve_device
+    from headtilt.model.device import calm_threads, resolve_device
+    from headtilt.plot.style import need_matplotlib
 
     need_matplotlib()
     calm_threads()

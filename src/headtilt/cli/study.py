@@ -29,8 +29,9 @@ def demo(
 
     Data and weights come with the package and scikit-learn. Nothing is downloaded.
     """
+    from headtilt.model.device import calm_threads, resolve_device
     from headtilt.paper.experiments.demo import FULL, QUICK, run
-    from headtilt.paper.experiments.report import calm_threads, metadata, resolve_device
+    from headtilt.paper.experiments.report import metadata
 
     calm_threads()
     run(
@@ -116,9 +117,9 @@ def evaluate(
     from headtilt.calibration.head import HeadRecipe
     from headtilt.calibration.head import thorough as patient
     from headtilt.errors import OptionError, one_of
+    from headtilt.model.device import resolve_device
     from headtilt.paper.experiments.evaluate import Evaluation
     from headtilt.paper.experiments.own import own
-    from headtilt.paper.experiments.report import resolve_device
 
     one_of("split", split, ("test", "validation"))
     if name is not None and (out is None or Path(name).name != name):
@@ -155,9 +156,10 @@ def _evaluate(evaluation: Evaluation, as_json: bool, out: Path | None, name: str
     """Run an evaluation, write what is asked for, and print JSON or the table."""
     from headtilt.paper.experiments import report as reports
     from headtilt.paper.experiments.own import notes
+    from headtilt.plot.style import need_matplotlib
 
     if out is not None:
-        reports.need_matplotlib()
+        need_matplotlib()
     with progress() as tell:
         found = evaluation.run(tell)
     found["notes"] = notes(evaluation)
@@ -190,7 +192,7 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Train again even if there are weights already.")] = False,
 ) -> None:
     """Train the paper's network on upright images. Can be stopped and resumed."""
-    from headtilt.paper.experiments.report import resolve_device
+    from headtilt.model.device import resolve_device
     from headtilt.paper.experiments.training import Training
 
     training = Training(dataset, seed, resolve_device(device), data, out, epochs, force)

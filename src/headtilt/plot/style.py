@@ -48,12 +48,19 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of that many inches, bound to no display."""
+def need_matplotlib() -> None:
+    """Raise `MissingExtraError` where plots could not be drawn: better before a long measurement than after it."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plot") from error
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of that many inches, bound to no display."""
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
 
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from headtilt.errors import DataError, HeadtiltError, ModelError, OptionError, at_least
+from headtilt.model.device import resolve_device
 from headtilt.sources import Adapted, hf, onnx, pt2, timm, torchvision, zero_shot, zoo
 from headtilt.sources.preprocessing import BlackBox
 
@@ -26,10 +26,10 @@ def load(spec: str, *, device: str = "cpu", size: int | None = None, labels: Seq
     - ``hf:NAME`` is a `transformers` checkpoint: a folder, or a name on the hub. ``NAME`` alone will do where it is a
       folder or looks like ``ORGANISATION/NAME``.
     - ``hf-zeroshot:NAME`` is CLIP, SigLIP or another that scores pictures against texts; its classes are `labels`.
-    - ``timm:NAME`` and ``torchvision:NAME`` are models of these libraries; see `adapters.timm`,
-      `adapters.torchvision`.
+    - ``timm:NAME`` and ``torchvision:NAME`` are models of these libraries; see `sources.timm`,
+      `sources.torchvision`.
     - ``onnx:FILE`` runs in onnxruntime and ``pt2:FILE`` is an exported program; what such files do not say of
-      themselves stands in a JSON file beside them, see `adapters.sidecar`. The file alone will do where it exists.
+      themselves stands in a JSON file beside them, see `sources.sidecar`. The file alone will do where it exists.
     - ``zoo:NAME`` or ``zoo:NAME:SEED`` is a network of the zoo: the paper's on digits, mnist, fashion-mnist or
       gtsrb, and a ResNet on cifar10.
     - ``python:MODULE:FUNCTION`` is one's own. The module may lie in the current folder; the function takes no
@@ -40,11 +40,11 @@ def load(spec: str, *, device: str = "cpu", size: int | None = None, labels: Seq
 
     Args:
         spec: What to load.
-        device: Where it should live.
+        device: Where it should live; "auto" is the GPU where there is one.
         size: Side of the square that the model sees, in place of its own.
         labels: Names of the classes of a zero-shot model.
     """
-    check_device(device)
+    device = resolve_device(device)
     scheme, rest = parse(spec)
     if (scheme == "hf-zeroshot") != (labels is not None):
         if labels is None:
@@ -55,18 +55,6 @@ def load(spec: str, *, device: str = "cpu", size: int | None = None, labels: Seq
         at_least("size", size, 1)
         adapted = replace(adapted, size=size, resize=max(size, adapted.resize))
     return adapted
-
-
-def check_device(device: str | torch.device) -> None:
-    """Raise `OptionError` for a device that torch does not have here."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0].rstrip(".")
-        raise OptionError(
-            f"device must be cpu, or another that torch can use on this machine; got {str(device)!r}: {why}. "
-            'Use device="cpu".'
-        ) from error
 
 
 def parse(spec: str) -> tuple[str, str]:

@@ -19,12 +19,12 @@ from headtilt.apps.loading import bundle_fingerprint, model_fingerprint
 from headtilt.apps.rows import Row, answered
 from headtilt.errors import DataError
 from headtilt.its import ITS
+from headtilt.progress import Progress
 from headtilt.sources import Adapted
 from headtilt.sources.decoders import Decoders
 
 log = logging.getLogger("headtilt.batch")
 AHEAD = 4  # batches that are decoded while one is searched
-Tell = Callable[[str, int, int], None]
 
 
 class Worker:
@@ -121,7 +121,9 @@ def _future_image(payload: bytes | Path | DataError, adapted: Adapted, decoders:
     return failed
 
 
-def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None = None, tell: Tell | None = None) -> Run:
+def predict(
+    job: Job, engine: Callable[[Run, ITS, Adapted, Progress], None] | None = None, tell: Progress | None = None
+) -> Run:
     """Return the run of a job after all of its rows are on disk; only what was missing is computed.
 
     Args:
@@ -146,7 +148,7 @@ def predict(job: Job, engine: Callable[[Run, ITS, Adapted, Tell], None] | None =
     return run
 
 
-def compute_here(run: Run, robust: ITS, adapted: Adapted, tell: Tell) -> None:
+def compute_here(run: Run, robust: ITS, adapted: Adapted, tell: Progress) -> None:
     """Compute what is missing on this machine."""
     missing = run.missing()
     finished = run.count - sum(map(run.rows, missing))

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headtilt import errors
-from headtilt.apps.batch.job import Tell, Worker
+from headtilt.apps.batch.job import Worker
 from headtilt.apps.batch.plan import Run
 from headtilt.errors import DataError, HeadtiltError, MissingExtraError
 from headtilt.its import ITS
+from headtilt.progress import Progress
 from headtilt.sources import Adapted
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Cluster:
     gpus: float = 0
     device: str = "cpu"
 
-    def compute(self, run: Run, robust: ITS, adapted: Adapted, tell: Tell) -> None:  # noqa: ARG002 - as engines are
+    def compute(self, run: Run, robust: ITS, adapted: Adapted, tell: Progress) -> None:  # noqa: ARG002 - as engines are
         """Compute the missing shards of a run on the cluster."""
         missing = run.missing()
         if not missing:

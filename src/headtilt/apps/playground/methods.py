@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from headtilt.its import ITS
 from headtilt.paper.data import load as load_data
 from headtilt.paper.experiments.names import NAMES
 from headtilt.presets import accurate, affine_levels, paper3
+from headtilt.progress import Progress
 from headtilt.search.tree import Tree
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
@@ -27,7 +27,6 @@ DIGITS = "zoo:digits"
 PACKAGED = Path(__file__).parent / "packaged" / "digits"
 RECIPE = HeadRecipe(hidden=128)  # a small head, since it is downloaded with the package
 MOST_EXAMPLES = 18
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ NOTES = {
 }
 
 
-def digits_stage(tell: Tell | None = None) -> Stage:
+def digits_stage(tell: Progress | None = None) -> Stage:
     """Return the stage of the embedded digits: no data, no download, nothing to wait for."""
     adapted = door.load(f"{DIGITS}:0")
     methods = unfitted(adapted)

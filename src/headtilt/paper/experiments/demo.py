@@ -28,15 +28,16 @@ from headtilt.paper.data.perturb import TestSet, draw, perturb_dataset, schedule
 from headtilt.paper.experiments.demo_text import BARE, OURS, PROMISE, say
 from headtilt.paper.experiments.methods import Predict, Setting, build, searching
 from headtilt.paper.experiments.names import NAMES
-from headtilt.paper.experiments.report import fractions, need_matplotlib, networks, write_json
+from headtilt.paper.experiments.report import fractions, networks, write_json
+from headtilt.plot.style import need_matplotlib
 from headtilt.presets import accurate, paper3
+from headtilt.progress import Progress
 from headtilt.result import SearchResult
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SHOWN = 60  # digits, the first ones, from which those in the pictures are taken
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def run(
     *,
     device: str,
     console: Console,
-    progress: Callable[[], AbstractContextManager[Tell]],
+    progress: Callable[[], AbstractContextManager[Progress]],
     about: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the report, after printing the table and writing the pictures.
@@ -119,7 +120,9 @@ def tilt(data: Dataset, transforms: Tensor) -> TestSet:
     return perturb_dataset(data, transforms)
 
 
-def measure(size: Size, tilted: TestSet, upright: TestSet, device: str, tell: Tell) -> tuple[dict[str, list[Row]], ITS]:
+def measure(
+    size: Size, tilted: TestSet, upright: TestSet, device: str, tell: Progress
+) -> tuple[dict[str, list[Row]], ITS]:
     """Return what each method did with each network, and the first network's fitted wrapper."""
     fit_images = load_data("digits", "fit", limit=size.fit).floats()
     rows: dict[str, list[Row]] = {}

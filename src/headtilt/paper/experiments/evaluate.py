@@ -38,9 +38,8 @@ from headtilt.paper.data.perturb import (
 from headtilt.paper.experiments.methods import METHODS, Predict, Setting, ask, build, check_method
 from headtilt.paper.experiments.retrain import retrained
 from headtilt.paper.experiments.scores import CONDITIONS, CONFUSED, Walk, confusions, intervals, row, summarise
+from headtilt.progress import Progress
 from headtilt.sources import zoo as networks
-
-Progress = Callable[[str, int, int], None]
 
 
 class Steps:

@@ -9,7 +9,6 @@ import platform
 import re
 import statistics
 import subprocess
-import time
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -21,7 +20,7 @@ import torch
 
 import headtilt
 from headtilt import plot
-from headtilt.errors import MissingExtraError, OptionError
+from headtilt.errors import MissingExtraError
 from headtilt.paper.data import NAMES, cifar
 from headtilt.paper.data.gtsrb import PLACES
 from headtilt.paper.data.idx import SETS, file_names, spellings
@@ -197,14 +196,6 @@ def captions(report: Mapping[str, Any], lost: bool) -> list[str]:
     return [*said, "▼ below the bare model on tilted images"] if lost else said
 
 
-def need_matplotlib() -> None:
-    """Raise `MissingExtraError` where plots could not be drawn: better before a long measurement than after it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot") from error
-
-
 def write(folder: Path, report: Mapping[str, Any], name: str | None = None) -> list[Path]:
     """Write the report as JSON, its bars and, where it has them, its curves; return the files.
 
@@ -257,46 +248,6 @@ def spread(entry: Mapping[str, float | None], field: str, networks: int) -> str:
     """Return a mean, with the standard deviation over networks where there are several."""
     mean = number(entry[field], "{:.1f}")
     return mean if networks < 2 else f"{mean} ± {number(entry[f'{field}_std'], '{:.1f}')}"
-
-
-def resolve_device(name: str) -> str:
-    """Return the device of that name; "auto" is the GPU where there is one, otherwise the CPU."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0].rstrip(".")
-        raise OptionError(
-            f"device must be auto, cpu, or one that torch can use on this machine; got {name!r}: {why}. "
-            "Use --device cpu, or leave --device out."
-        ) from error
-    return name
-
-
-def calm_threads() -> None:
-    """Use no more threads than there are idle cores, unless OMP_NUM_THREADS says how many.
-
-    Threads that wait for one another on a busy core are many times slower than a single one.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        idle = (os.cpu_count() or 1) - running_elsewhere()
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), idle)))
-
-
-def running_elsewhere(file: Path = Path("/proc/loadavg"), looks: int = 5) -> int:
-    """Return how many threads run beside this one, at this moment; 0 where the system does not say.
-
-    The load average would not do: it remembers what ended a minute ago, and a fit takes many.
-    """
-    counts = []
-    try:
-        for _ in range(looks):
-            counts.append(int(file.read_text(encoding="ascii").split()[3].partition("/")[0]) - 1)
-            time.sleep(0.01)
-    except (OSError, ValueError, IndexError):
-        return 0
-    return max(min(counts), 0)
 
 
 def extras() -> dict[str, list[tuple[str, str | None]]]:

@@ -16,13 +16,13 @@ import headtilt
 from headtilt import plot
 from headtilt.errors import DataError, HeadtiltError, OptionError
 from headtilt.paper.data import load as load_data
-from headtilt.paper.experiments.report import commit, metadata, need_matplotlib, to_json, write_json
+from headtilt.paper.experiments.report import commit, metadata, to_json, write_json
 from headtilt.paper.experiments.reproduce.workers import Key, Workers, ends, words
+from headtilt.plot.style import need_matplotlib
+from headtilt.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Progress = Callable[[str, int, int], None]
 
 
 class UnfinishedError(HeadtiltError):
