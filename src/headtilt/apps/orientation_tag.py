@@ -7,8 +7,8 @@ import struct
 import zlib
 
 from headtilt.errors import DataError
+from headtilt.sources.images import ORIENTATION
 
-ORIENTATION = 0x0112
 TAGGED = ("JPEG", "PNG")  # the formats whose orientation readers honour, and that can be written without encoding anew
 # What each becomes when it is turned clockwise by a quarter: plain ones go round in a circle, and so do mirrored ones.
 NEXT = {1: 6, 6: 3, 3: 8, 8: 1, 2: 7, 7: 4, 4: 5, 5: 2}

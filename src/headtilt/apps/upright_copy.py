@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +15,13 @@ from headtilt.apps.orientation_tag import TAGGED, turned_tag, with_orientation
 from headtilt.errors import DataError
 from headtilt.geometry.groups import decompose
 from headtilt.geometry.warp import invert
-from headtilt.sources.images import opened
+from headtilt.io.files import written_whole
+from headtilt.sources.images import ORIENTATION, opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ORIENTATION, EXIF_IFD, WIDTH, HEIGHT = 0x0112, 0x8769, 0xA002, 0xA003
+EXIF_IFD, WIDTH, HEIGHT = 0x8769, 0xA002, 0xA003  # tags of EXIF
 MOST_PIXELS = 100_000_000  # of a turned picture: a ribbon on its diagonal would fill all memory with nothing
 SUFFIX = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp", "PPM": ".ppm"}
 # A search over all angles finds a photograph's to ten degrees or so: closer to a quarter turn, it is taken for one.
@@ -76,7 +75,6 @@ def write_upright(source: Path, target: Path, pose: Tensor, *, force: bool = Fal
         raise DataError(f"{target} is the original itself. Give another folder for the copies.")
     if target.exists() and not force:
         raise DataError(f"{target} exists already. Add --force to replace it.")
-    target.parent.mkdir(parents=True, exist_ok=True)
     tags = tag_only and kind in TAGGED and image.format in ("JPEG", "MPO", "PNG")
     if untouched or (turns == 0 and tags):
         return Written(_whole(target, lambda place: shutil.copyfile(source, place)), "copied")
@@ -238,10 +236,6 @@ def _named(target: Path, kind: str) -> Path:
 
 def _whole(target: Path, write: Callable[[Path], object]) -> Path:
     """Write a file whole or not at all."""
-    unfinished = target.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
+    with written_whole(target) as unfinished:
         write(unfinished)
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return target

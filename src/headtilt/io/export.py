@@ -20,6 +20,7 @@ from headtilt.calibration.gate import CautiousGate, Gate
 from headtilt.calibration.head import OrbitHead
 from headtilt.errors import MissingExtraError, ModelError, OptionError
 from headtilt.geometry.warp import Interpolation, Padding, warp
+from headtilt.io.files import written_whole
 from headtilt.model.evidence import Calibrator, Evidence
 from headtilt.model.outputs import logits_in, tappable, taps, two_classes
 from headtilt.model.predictor import Predictor
@@ -149,18 +150,13 @@ def write_module(
         outputs: Their names.
         information: Words that go with the file.
     """
-    temporary = target.with_name(f".{target.stem}.{os.getpid()}.tmp{target.suffix}")
-    try:
-        with torch.no_grad():
-            batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
-            program = torch.export.export(module, (example,), dynamic_shapes={"images": {0: batch}}, strict=False)
-            if target.suffix == ".onnx":
-                _write_onnx(program, example, temporary, outputs, information)
-            else:
-                torch.export.save(program, temporary, extra_files={"headtilt.json": json.dumps(dict(information))})
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(target) as unfinished, torch.no_grad():
+        batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
+        program = torch.export.export(module, (example,), dynamic_shapes={"images": {0: batch}}, strict=False)
+        if target.suffix == ".onnx":
+            _write_onnx(program, example, unfinished, outputs, information)
+        else:
+            torch.export.save(program, unfinished, extra_files={"headtilt.json": json.dumps(dict(information))})
 
 
 def metadata(graph: Graph, shape: Sequence[int], labels: Sequence[str] | None) -> dict[str, str]:

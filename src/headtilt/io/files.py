@@ -1,10 +1,13 @@
-"""Files of others, read only where they are plain files of a bounded size: no pipe, no device, no end of memory."""
+"""Files: others' are read only where they are plain and of a bounded size, our own are written whole or not at all."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headtilt.errors import DataError
@@ -39,3 +42,17 @@ def digest_of(path: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """Yield a place beside a file to write to; what was written then takes the file's name, unless an error came."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Short, since the target's own name may be as long as names can be; and nobody takes it for an image.
+    unfinished = target.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        yield unfinished
+        os.replace(unfinished, target)
+    finally:
+        with suppress(OSError):  # which would hide what went wrong before
+            unfinished.unlink(missing_ok=True)

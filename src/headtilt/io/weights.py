@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from headtilt.errors import DataError, MissingExtraError
+from headtilt.io.files import written_whole
 
 
 def _safetensors() -> Any:
@@ -22,14 +22,9 @@ def _safetensors() -> Any:
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write tensors and string metadata to a safetensors file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    try:
-        _safetensors().torch.save_file(contiguous, temporary, metadata=metadata)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(path) as unfinished:
+        _safetensors().torch.save_file(contiguous, unfinished, metadata=metadata)
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> nn.Module:

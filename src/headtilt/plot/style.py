@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from headtilt.errors import MissingExtraError, OptionError
 from headtilt.geometry.groups import FiniteGroup, Group
 from headtilt.geometry.warp import warp
+from headtilt.io.files import written_whole
 from headtilt.its import ITS
 from headtilt.result import SearchResult
 
@@ -38,20 +38,15 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     kind = path.suffix.lower().lstrip(".")
     if kind not in ("png", "svg"):
         raise OptionError(f"path must end in .png or .svg; got {path.name!r}.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with written_whole(path) as unfinished:
         figure.savefig(unfinished, format=kind, dpi=figure.dpi, metadata={"Date": None} if kind == "svg" else None)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return path
 
 
 def need_matplotlib() -> None:
     """Raise `MissingExtraError` where plots could not be drawn: better before a long measurement than after it."""
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plot") from error
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_PIXELS = 100_000_000
 NAMED_AS_IMAGES = SUFFIXES | {".gif", ".jfif", ".jpe", ".pgm", ".pbm", ".tga", ".avif", ".jp2", ".mpo"}
-ORIENTATION = 0x0112
+ORIENTATION = 0x0112  # tag of EXIF
 MOST_EXIF = 0xFFFF  # bytes, as much as a segment of a JPEG holds; Pillow reads every tag to find one
 LONGEST = 8  # times the shorter side: of longer images the middle is taken before they are resized
 

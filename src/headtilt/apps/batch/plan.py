@@ -10,22 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout  # comes with torch
+
 from headtilt.apps.batch.inputs import Input, parquet
 from headtilt.apps.loading import Wrapped, bundle_fingerprint, model_fingerprint
 from headtilt.apps.rows import Row
 from headtilt.errors import DataError, OptionError, at_least
+from headtilt.io.files import written_whole
 from headtilt.sources import Adapted
 
 FORMAT = 2
 FOLDER, MANIFEST, INPUTS, LOCK = "_headtilt", "manifest.json", "inputs.parquet", "lock"
+UNFINISHED = "." + 32 * "[0-9a-f]" + ".tmp"  # how `written_whole` names files that are not whole yet
 
 
 @dataclass(frozen=True)
@@ -238,12 +241,11 @@ def _write_inputs(path: Path, inputs: list[Input], shard_rows: int) -> None:
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a path to write to; the file then appears under its own name, complete and on disk, or not at all."""
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        yield unfinished
-        with open(unfinished, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        with written_whole(path) as unfinished:
+            yield unfinished
+            with open(unfinished, "rb") as file:
+                os.fsync(file.fileno())
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -251,9 +253,6 @@ def whole(path: Path) -> Iterator[Path]:
             os.close(folder)
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError) -> DataError:
@@ -285,19 +284,12 @@ def alone(out: Path) -> Iterator[None]:
     """Hold the folder, so that no second run writes to it; a run that is killed lets go by itself."""
     try:
         (out / FOLDER).mkdir(parents=True, exist_ok=True)
-        lock = open(out / FOLDER / LOCK, "w", encoding="utf-8")  # noqa: SIM115 - closed below
+        held = FileLock(out / FOLDER / LOCK).acquire(timeout=0)
+    except Timeout as error:
+        raise OptionError(f"another run is writing to {out}. Wait for it, or name another folder.") from error
     except OSError as error:
         raise _unwritable(out, error) from error
-    with lock as file:
-        try:
-            import fcntl
-        except ImportError:  # no such locks on Windows
-            yield
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise OptionError(f"another run is writing to {out}. Wait for it, or name another folder.") from error
-        for left in chain(out.glob(".part-*.tmp"), (out / FOLDER).glob(".*.tmp")):
+    with held:
+        for left in chain(out.glob(UNFINISHED), (out / FOLDER).glob(UNFINISHED)):
             left.unlink(missing_ok=True)  # of runs that were killed while they wrote
         yield

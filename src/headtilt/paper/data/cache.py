@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
+from headtilt.io.files import written_whole
 from headtilt.paper.data.dataset import Dataset
 
 # Raised when what a reader makes of the same files changes.
@@ -79,19 +78,10 @@ def _store(images: Path, rest: Path, dataset: Dataset) -> None:
     if dataset.tracks is not None:
         arrays["tracks"] = dataset.tracks.numpy()
     try:
-        images.parent.mkdir(parents=True, exist_ok=True)
-        _replace(images, lambda file: np.save(file, dataset.images.numpy(), allow_pickle=False))
+        with written_whole(images) as unfinished, unfinished.open("wb") as file:
+            np.save(file, dataset.images.numpy(), allow_pickle=False)
         # Last, so that labels never stand beside half of the images.
-        _replace(rest, lambda file: np.savez(file, **arrays))
+        with written_whole(rest) as unfinished, unfinished.open("wb") as file:
+            np.savez(file, **arrays)
     except OSError:
         return
-
-
-def _replace(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

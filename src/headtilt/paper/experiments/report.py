@@ -9,7 +9,6 @@ import platform
 import re
 import statistics
 import subprocess
-import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata as packages
@@ -21,6 +20,7 @@ import torch
 import headtilt
 from headtilt import plot
 from headtilt.errors import MissingExtraError
+from headtilt.io.files import written_whole
 from headtilt.paper.data import NAMES, cifar
 from headtilt.paper.data.gtsrb import PLACES
 from headtilt.paper.data.idx import SETS, file_names, spellings
@@ -129,13 +129,8 @@ def to_json(value: Any) -> str:
 
 def write_json(path: Path, value: Any) -> Path:
     """Write the value as JSON, whole or not at all, and return the path; missing folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with written_whole(path) as unfinished:
         unfinished.write_text(to_json(value) + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return path
 
 
