@@ -15,7 +15,7 @@ from headtilt.geometry import inverse
 from headtilt.geometry.groups import decompose
 from headtilt.geometry.warp import Interpolation, Padding, invert, warp
 from headtilt.model.outputs import two_classes
-from headtilt.search.found import Beam, Trace, of_images, spread_out, stack
+from headtilt.search.found import Beam, Trace, join_images, map_image_tensors, spread_out
 from headtilt.search.run import Answer
 
 SHOWN = 10  # images that a printed result names
@@ -89,8 +89,8 @@ class SearchResult:
         changes: dict[str, Any] = {
             field.name: change(part) for field in fields(self) if isinstance(part := getattr(self, field.name), Tensor)
         }
-        levels = (of_images(level, change, shared=shared) for level in self.trace)
-        hypotheses = of_images(self.hypotheses, change, shared=shared)
+        levels = (map_image_tensors(level, change, shared=shared) for level in self.trace)
+        hypotheses = map_image_tensors(self.hypotheses, change, shared=shared)
         return replace(self, hypotheses=hypotheses, trace=cast(Trace, tuple(levels)), **changes)
 
     @property
@@ -237,7 +237,7 @@ def concatenate(results: Sequence[SearchResult]) -> SearchResult:
     tensors: dict[str, Any] = {name: torch.cat([getattr(result, name) for result in results]) for name in names}
     return replace(
         first,
-        hypotheses=stack([result.hypotheses for result in results]),
-        trace=cast(Trace, tuple(stack(level) for level in zip(*traces, strict=True))),
+        hypotheses=join_images([result.hypotheses for result in results]),
+        trace=cast(Trace, tuple(join_images(level) for level in zip(*traces, strict=True))),
         **tensors,
     )

@@ -24,10 +24,10 @@ def test_threads_are_no_more_than_idle_cores(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     for busy in (0, 2, 9):
         monkeypatch.setattr(device, "running_elsewhere", lambda busy=busy: busy)
-        device.calm_threads()
+        device.limit_threads()
     assert asked == [4, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    device.calm_threads()
+    device.limit_threads()
     assert asked == [4, 2, 1]
 
 

@@ -139,11 +139,11 @@ def opened_model(
     labels: str | None = None,
 ) -> Pretrained:
     """Return the model of a command line with the search around it, with some rounds of refining the best poses."""
-    from headtilt.model.device import calm_threads, resolve_device
+    from headtilt.model.device import limit_threads, resolve_device
     from headtilt.sources import registry as door
     from headtilt.sources.pretrained import wrapped
 
-    calm_threads()
+    limit_threads()
     if bundle is not None and (levels is not None or preset is not None):
         raise OptionError(
             "--levels and --preset cannot be combined with --bundle, which sets both. Leave them out, or fit again."

@@ -60,14 +60,14 @@ def reproduce(
         return
     if name is None:
         raise OptionError("NAME is missing: give an item or all, as in headtilt reproduce table1. Or give --check.")
-    from headtilt.model.device import calm_threads, resolve_device
+    from headtilt.model.device import limit_threads, resolve_device
     from headtilt.paper.experiments import reproduce as items
     from headtilt.paper.experiments.reproduce.study import Study, UnfinishedError, done
     from headtilt.paper.experiments.reproduce.study import redraw as draw_again
     from headtilt.paper.experiments.reproduce.study import reproduce as run
     from headtilt.paper.experiments.reproduce.workers import Workers
 
-    calm_threads()
+    limit_threads()
     chosen = [items.item(one) for one in (items.ITEMS if name == "all" else (name,))]
     where = resolve_device(device)
     names = None if datasets is None else tuple(part.strip() for part in datasets.split(",") if part.strip())

@@ -177,11 +177,11 @@ def playground(
     from headtilt.apps.playground.app import make_page, options
     from headtilt.apps.playground.methods import digits_stage, own_stage
     from headtilt.errors import OptionError
-    from headtilt.model.device import calm_threads, resolve_device
+    from headtilt.model.device import limit_threads, resolve_device
     from headtilt.plot.style import need_matplotlib
 
     need_matplotlib()
-    calm_threads()
+    limit_threads()
     if model is None and (bundle is not None or examples is not None):
         raise OptionError("--bundle and --examples need a model. Add --model SPEC.")
     with progress() as tell:

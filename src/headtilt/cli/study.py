@@ -29,11 +29,11 @@ def demo(
 
     Data and weights come with the package and scikit-learn. Nothing is downloaded.
     """
-    from headtilt.model.device import calm_threads, resolve_device
+    from headtilt.model.device import limit_threads, resolve_device
     from headtilt.paper.experiments.demo import FULL, QUICK, run
     from headtilt.paper.experiments.report import metadata
 
-    calm_threads()
+    limit_threads()
     run(
         out,
         QUICK if quick else FULL,

@@ -26,7 +26,7 @@ def resolve_device(device: str | torch.device) -> str:
     return str(device)
 
 
-def calm_threads() -> None:
+def limit_threads() -> None:
     """Use no more threads than there are idle cores, unless OMP_NUM_THREADS says how many.
 
     Threads that wait for one another on a busy core are many times slower than a single one.

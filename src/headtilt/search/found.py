@@ -203,7 +203,7 @@ def spread_out(level: LevelTrace | LatticeTrace, rows: Tensor | None, batch: int
     return replace(level, **changes)
 
 
-def of_images(value: _Value, change: Callable[[Tensor], Tensor], *, shared: bool = False) -> _Value:
+def map_image_tensors(value: _Value, change: Callable[[Tensor], Tensor], *, shared: bool = False) -> _Value:
     """Return a value with all of its per-image tensors changed, those inside of it included.
 
     Args:
@@ -215,13 +215,13 @@ def of_images(value: _Value, change: Callable[[Tensor], Tensor], *, shared: bool
     for field in fields(value):
         part = getattr(value, field.name)
         if isinstance(part, Evidence):
-            changes[field.name] = of_images(part, change, shared=shared)
+            changes[field.name] = map_image_tensors(part, change, shared=shared)
         elif isinstance(part, Tensor) and (shared or field.name not in SHARED):
             changes[field.name] = change(part)
     return replace(value, **changes)
 
 
-def stack(values: Sequence[_Value]) -> _Value:
+def join_images(values: Sequence[_Value]) -> _Value:
     """Return one value whose per-image tensors are those of all `values`, one after the other."""
     changes: dict[str, Any] = {}
     for field in fields(values[0]):

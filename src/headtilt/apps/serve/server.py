@@ -28,8 +28,8 @@ from headtilt.apps.rows import Row, rows_of
 from headtilt.apps.serve.limits import FORMATS, Body, Limits, RefusedError, Uploads, impatient
 from headtilt.apps.serve.openapi import Answer, Explanation, Failure, Health, Ready, body_of, failures
 from headtilt.apps.serve.pages import directory, documentation
+from headtilt.apps.serve.semaphore import PrioritySemaphore
 from headtilt.apps.serve.trace import picture, trace_of
-from headtilt.apps.serve.turns import Turns
 from headtilt.errors import DataError, MissingExtraError
 from headtilt.its import ITS
 from headtilt.sources import Adapted
@@ -87,13 +87,13 @@ class Service:
         self.uploads = Uploads(limits)
         self.metrics = Metrics()
         self.lanes: tuple[Decoders, ...] = ()
-        self.turns = (Turns(AHEAD), Turns(AHEAD))
+        self.places = (PrioritySemaphore(AHEAD), PrioritySemaphore(AHEAD))
         self.inside, self.warm = 0, False
 
     @property
     def ready(self) -> bool:
         """Whether it answers: it is warm, and no image of ordinary cost waits for longer than it should."""
-        return self.warm and not self.lanes[0].overdue() and self.turns[0].waited() <= 2 * self.lanes[0].seconds
+        return self.warm and not self.lanes[0].overdue() and self.places[0].waited() <= 2 * self.lanes[0].seconds
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -162,7 +162,7 @@ class Service:
         return await self._decoded_in(1, body)
 
     async def _decoded_in(self, lane: int, body: Body) -> Tensor:
-        async with self.turns[lane].turn(len(body.content)):
+        async with self.places[lane].acquired(len(body.content)):
             return await asyncio.wrap_future(self.lanes[lane].submit(body.content, self.adapted.square))
 
     def _refusals(self) -> dict[type[DataError], tuple[int, str, str]]:

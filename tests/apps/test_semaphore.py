@@ -1,4 +1,4 @@
-"""Whose turn it is in the service."""
+"""Who is next in the service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headtilt.apps.serve.turns import Turns
+from headtilt.apps.serve.semaphore import PrioritySemaphore
 
 
 async def settled():
@@ -16,10 +16,10 @@ async def settled():
 
 def test_of_those_who_wait_the_lightest_goes_first_and_of_equals_who_came_first():
     async def story():
-        turns, order, doors = Turns(2), [], asyncio.Event()
+        places, order, doors = PrioritySemaphore(2), [], asyncio.Event()
 
         async def one(name, weight):
-            async with turns.turn(weight):
+            async with places.acquired(weight):
                 order.append(name)
                 await doors.wait()
 
@@ -32,37 +32,37 @@ def test_of_those_who_wait_the_lightest_goes_first_and_of_equals_who_came_first(
         doors.set()
         await asyncio.gather(*tasks)
         assert order == ["a", "b", "light", "first", "second", "heavy"]
-        assert (turns.free, turns.waited()) == (2, 0.0)
+        assert (places.free, places.waited()) == (2, 0.0)
 
     asyncio.run(story())
 
 
 def test_who_gives_up_takes_no_place_with_them():
     async def story():
-        turns = Turns(1)
-        held = turns.turn(1)
+        places = PrioritySemaphore(1)
+        held = places.acquired(1)
         await held.__aenter__()
-        patient, hasty = (asyncio.ensure_future(turns.turn(weight).__aenter__()) for weight in (5, 2))
+        patient, hasty = (asyncio.ensure_future(places.acquired(weight).__aenter__()) for weight in (5, 2))
         await settled()
         hasty.cancel()
         await settled()
         assert hasty.cancelled()
-        assert turns.waited() > 0
+        assert places.waited() > 0
         await held.__aexit__(None, None, None)  # gives the place to the patient one
         patient.cancel()  # at the very moment at which it comes
         await asyncio.gather(patient, return_exceptions=True)
-        assert (turns.free, turns.waited()) == (1, 0.0)
+        assert (places.free, places.waited()) == (1, 0.0)
 
     asyncio.run(story())
 
 
 def test_an_error_inside_frees_the_place():
     async def story():
-        turns = Turns(1)
+        places = PrioritySemaphore(1)
         for _ in range(3):
             with pytest.raises(ValueError, match="inside"):
-                async with turns.turn(1):
+                async with places.acquired(1):
                     raise ValueError("inside")
-        assert turns.free == 1
+        assert places.free == 1
 
     asyncio.run(story())

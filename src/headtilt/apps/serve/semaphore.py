@@ -1,4 +1,4 @@
-"""Whose turn it is: a few at a time, the lightest first."""
+"""A semaphore with priorities: a few at a time, the lightest first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from heapq import heappop, heappush
 from itertools import count
 
 
-class Turns:
-    """Places that are taken for a while; of those who wait for one, the lightest goes first, then who came first.
+class PrioritySemaphore:
+    """A semaphore: of those who wait for a place, the lightest goes first; of equals, who came first.
 
-    What makes an image slow to decode takes bytes. Who sends costly files by the dozen so waits behind all others.
+    What makes an image slow to decode takes bytes. So whoever sends costly files by the dozen waits behind all others.
 
     Args:
         places: How many may be taken at a time.
@@ -24,7 +24,7 @@ class Turns:
         self._came = count()
 
     @asynccontextmanager
-    async def turn(self, weight: int) -> AsyncIterator[None]:
+    async def acquired(self, weight: int) -> AsyncIterator[None]:
         """Wait for a place, and hold it for as long as the context lasts."""
         if self.free:
             self.free -= 1
@@ -36,7 +36,7 @@ class Turns:
             self._leave()
 
     def waited(self) -> float:
-        """Return for how many seconds the one whose turn is next has waited; 0 where nobody waits."""
+        """Return for how many seconds the one who is next has waited; 0 where nobody waits."""
         self._drop()
         return asyncio.get_running_loop().time() - self._waiting[0][2] if self._waiting else 0.0
 
