@@ -64,7 +64,8 @@ MIRROR_DEVIATIONS = 3.0  # of the mean vote
 LEAST_LEAN = 0.3  # deviations of a single vote: models of photographs lean by 0.15 at most, those of digits by 1
 MOST, ALL = 0.5, 0.9  # shares: a verdict needs more than the first; a source below the second is mixed
 NOTABLE = 0.02  # share of images that are unlike the others, at least, to be spoken of
-ROUNDS, GRID = 200, 401
+ROUNDS, GRID = 200, 401  # of maximising a likelihood; points at which a share is tried
+# Numbers of images after which it is asked whether the verdict was there to stay.
 PREFIXES = (10, 20, 30, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1000)
 
 

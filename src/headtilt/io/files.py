@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from headtilt.errors import DataError
+from headtilt.errors import DataError, MissingExtraError
 
 
 def check_plain(path: Path, most: int) -> None:
@@ -56,3 +56,14 @@ def written_whole(target: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # which would hide what went wrong before
             unfinished.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """Return where downloads and decoded sets are kept: HEADTILT_CACHE, or the platform's cache folder."""
+    if named := os.environ.get("HEADTILT_CACHE"):
+        return Path(named).expanduser()
+    try:
+        import platformdirs
+    except ImportError as error:
+        raise MissingExtraError("platformdirs", "data") from error
+    return Path(platformdirs.user_cache_dir("headtilt"))

@@ -10,10 +10,10 @@ from filelock import FileLock  # comes with torch
 from torch import nn
 
 from headtilt.errors import one_of
+from headtilt.io.files import cache_folder
 from headtilt.io.weights import save_tensors
 from headtilt.paper.data import load as load_data
 from headtilt.paper.train import NOTEBOOK, RECIPES, Augment, Progress, Recipe, Standardised, train
-from headtilt.sources.fetch import cache_folder
 from headtilt.sources.zoo import SHAPES, empty, parse, stored
 
 

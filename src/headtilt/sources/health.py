@@ -21,8 +21,8 @@ NORMALISATIONS = {
     "a mean and a deviation of 0.5": ((0.5,), (0.5,)),
 }
 MUCH_SURER, MUCH_STEADIER = 1.0, 0.08  # log-odds of the mean probability; share of answers that stay
-BARELY_AGREES, NEAR_CHANCE, ONE_LABEL = 0.5, 3.0, 0.9
-COLOURFUL, MUCH_LARGER = 0.08, 4.0
+BARELY_AGREES, NEAR_CHANCE, ONE_LABEL = 0.5, 3.0, 0.9  # share that agrees; times chance; share of the commonest label
+COLOURFUL, MUCH_LARGER = 0.08, 4.0  # mean range of the channels; times the side that a model sees
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headtilt.sources import transfer
+from headtilt.paper.data import transfer
 
 REAL = os.environ.get("HEADTILT_DATA")
 

@@ -16,9 +16,8 @@ import torch
 from PIL import Image
 
 from headtilt.errors import DataError, OptionError
-from headtilt.paper.data import NAMES, idx, load
+from headtilt.paper.data import NAMES, fetch, idx, load
 from headtilt.paper.data.dataset import sample_indices
-from headtilt.sources import fetch
 
 Write = Callable[..., tuple[Path, Path]]
 

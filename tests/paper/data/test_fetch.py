@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headtilt.errors import DataError, MissingExtraError
-from headtilt.sources import fetch
-from headtilt.sources.fetch import Remote
+from headtilt.paper.data import fetch
+from headtilt.paper.data.fetch import Remote
 
 CONTENT = b"twelve bytes" * 1000
 SHA = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"

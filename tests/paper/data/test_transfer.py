@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headtilt.errors import DataError
-from headtilt.sources.transfer import Downloader
+from headtilt.paper.data.transfer import Downloader
 
 CONTENT = bytes(range(256)) * 5000
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from headtilt.errors import DataError, OptionError, one_of
+from headtilt.io.files import cache_folder
 from headtilt.paper.data import cifar, digits, folder, gtsrb, idx
 from headtilt.paper.data import dataset as parts
 from headtilt.paper.data.dataset import Dataset, sample_indices
-from headtilt.sources.fetch import Folders, cache_folder, data_folders, download_gtsrb, download_idx, find, missing
+from headtilt.paper.data.fetch import Folders, data_folders, download_gtsrb, download_idx, find, missing
 
 NAMES = ("mnist", "fashion-mnist", "gtsrb", "cifar10", "digits", "imagenet-mini")
 VALIDATION_FRACTION, VALIDATION_SEED = 0.1, 0

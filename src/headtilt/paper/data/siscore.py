@@ -16,8 +16,8 @@ from headtilt.errors import DataError, one_of
 from headtilt.paper.data import folder
 from headtilt.paper.data.cache import cached
 from headtilt.paper.data.dataset import Dataset, sample_indices
+from headtilt.paper.data.fetch import Folders, data_folders, find, missing
 from headtilt.sources.decode import decode
-from headtilt.sources.fetch import Folders, data_folders, find, missing
 
 # The names of the archives' folders first, then those of the bucket, then what people call them.
 PLACES = {

@@ -20,13 +20,13 @@ import torch
 import headtilt
 from headtilt import plot
 from headtilt.errors import MissingExtraError
-from headtilt.io.files import written_whole
+from headtilt.io.files import cache_folder, written_whole
 from headtilt.paper.data import NAMES, cifar
+from headtilt.paper.data.fetch import data_folders, find
 from headtilt.paper.data.gtsrb import PLACES
 from headtilt.paper.data.idx import SETS, file_names, spellings
 from headtilt.paper.experiments.methods import ORACLE
 from headtilt.sources import zoo
-from headtilt.sources.fetch import cache_folder, data_folders, find
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,12 +8,12 @@ from pathlib import Path
 from torch import nn
 
 from headtilt.errors import OptionError
+from headtilt.io.files import cache_folder
 from headtilt.io.weights import load_tensors, load_weights, save_tensors
 from headtilt.paper import zoo
 from headtilt.paper.data import load as load_data
 from headtilt.paper.train import RECIPES, Progress, accuracy
 from headtilt.sources import zoo as networks
-from headtilt.sources.fetch import cache_folder
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from headtilt.errors import DataError, OptionError, one_of
+from headtilt.io.files import cache_folder
 from headtilt.io.weights import load_tensors, load_weights
-from headtilt.sources.fetch import cache_folder
 from headtilt.sources.zoo.cnn import LargeCNN, SmallCNN
 from headtilt.sources.zoo.resnet import ResNet
 

@@ -11,7 +11,7 @@ from headtilt.errors import OptionError, at_least
 WIDTHS = (32, 64, 128, 256)
 # Of the red, green and blue of CIFAR-10's training images, as published.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-DROP = 0.1
+DROPOUT = 0.1  # before the last layer
 
 
 class BasicBlock(nn.Module):
@@ -65,7 +65,7 @@ class ResNet(nn.Module):
             inputs = width
         stem = [*_convolution(channels, WIDTHS[0], 3), nn.ReLU()]
         self.backbone = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.dropout = nn.Dropout(DROP)
+        self.dropout = nn.Dropout(DROPOUT)
         self.classifier = nn.Linear(WIDTHS[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ import torch
 
 from headtilt.errors import DataError, MissingExtraError
 from headtilt.paper.data.dataset import Dataset
+from headtilt.paper.data.fetch import data_folders, find, missing
 from headtilt.paper.data.siscore import LABELS
-from headtilt.sources.fetch import data_folders, find, missing
 
 if TYPE_CHECKING:
     from PIL.Image import Image

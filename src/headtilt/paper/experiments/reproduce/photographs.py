@@ -14,12 +14,12 @@ from headtilt.its import ITS
 from headtilt.model.predictor import Predictor
 from headtilt.paper.data import siscore as reader
 from headtilt.paper.data.dataset import Dataset
+from headtilt.paper.data.fetch import data_folders, find, missing
 from headtilt.paper.experiments.reproduce.compose import compose
 from headtilt.paper.experiments.reproduce.study import Study
 from headtilt.paper.experiments.reproduce.trial import share
 from headtilt.sources import Adapted
 from headtilt.sources import registry as door
-from headtilt.sources.fetch import data_folders, find, missing
 
 BATCH = 64
 Variant = Literal["rotation", "area", "location"]

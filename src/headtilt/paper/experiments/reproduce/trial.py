@@ -18,6 +18,7 @@ from headtilt.calibration.gate import Promise
 from headtilt.calibration.head import HeadRecipe
 from headtilt.geometry.groups import Group
 from headtilt.geometry.warp import invert, warp
+from headtilt.io.files import cache_folder
 from headtilt.its import ITS
 from headtilt.paper import baselines, zoo
 from headtilt.paper.data import load as load_data
@@ -30,7 +31,6 @@ from headtilt.paper.train import RECIPES, train
 from headtilt.plot.style import Array, pixels_of
 from headtilt.search.tree import Tree
 from headtilt.sources import zoo as networks
-from headtilt.sources.fetch import cache_folder
 
 WORDS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "gtsrb": "GTSRB", "digits": "digits"}
 

@@ -14,8 +14,8 @@ from urllib.request import Request, urlopen
 
 from headtilt.errors import DataError
 
-CHUNK = 1 << 18
-ATTEMPTS = 10
+CHUNK_BYTES = 1 << 18  # read at a time
+ATTEMPTS = 10  # at most, and only as long as each brings something
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Downloader:
     def _receive(self, response: HTTPResponse, start: int, total: int | None) -> None:
         done = start
         with self.part.open("ab" if start else "wb") as file:
-            while chunk := response.read(CHUNK):
+            while chunk := response.read(CHUNK_BYTES):
                 file.write(chunk)
                 done += len(chunk)
                 if self.progress is not None:

@@ -1,4 +1,4 @@
-"""Where data lies on this machine, and how it gets there."""
+"""Where data sets lie on this machine, and how they get there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headtilt.errors import DataError, MissingExtraError
-from headtilt.sources.transfer import Downloader
+from headtilt.io.files import cache_folder
+from headtilt.paper.data.transfer import Downloader
 
 Folders = str | Path | Sequence[str | Path] | None
 
@@ -51,17 +52,6 @@ GTSRB_ARCHIVES = {
         ("GTSRB_Final_Test_Images.zip", "c7e4e6327067d32654124b0fe9e82185", "GTSRB/Final_Test"),
     ),
 }
-
-
-def cache_folder() -> Path:
-    """Return where downloads and decoded sets are kept: HEADTILT_CACHE, or the platform's cache folder."""
-    if named := os.environ.get("HEADTILT_CACHE"):
-        return Path(named).expanduser()
-    try:
-        import platformdirs
-    except ImportError as error:
-        raise MissingExtraError("platformdirs", "data") from error
-    return Path(platformdirs.user_cache_dir("headtilt"))
 
 
 def data_folders(folders: Folders = None) -> tuple[Path, ...]:
