@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headtilt.search.tree import Tree
     from headtilt.sources.pretrained import from_pretrained
 
-# Quiet unless asked: logging.getLogger("headtilt").setLevel("DEBUG") and a handler of one's own show what it does.
+# Quiet unless asked: logging.getLogger("headtilt").setLevel("DEBUG") and a handler show what it does.
 logging.getLogger("headtilt").addHandler(logging.NullHandler())
 
 __all__ = [

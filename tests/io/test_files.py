@@ -21,9 +21,14 @@ def test_what_is_written_takes_its_place_and_leaves_nothing_beside(tmp_path: Pat
 def test_an_error_leaves_the_file_as_it_was(tmp_path: Path):
     target = tmp_path / "file.txt"
     target.write_text("old")
-    with pytest.raises(KeyboardInterrupt), written_whole(target) as unfinished:
-        unfinished.write_text("half")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with written_whole(target) as unfinished:
+            unfinished.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 

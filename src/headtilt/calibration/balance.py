@@ -96,7 +96,7 @@ def fit_map(orbits: Tensor, targets: Tensor, balance: Balance, *, best: bool = F
 
     Maximises the likelihood of the classifier's own upright answers under the scores pooled over each orbit, with a
     ridge that draws the map towards the identity: the fewer images, the stronger. A map from fewer than 20 images per
-    class would learn those images by heart, and the balance comes back as it was.
+    class would only memorise those images, so the balance is returned as it was.
 
     Args:
         orbits: (n, V, Y), logits of the views of each fit image.

@@ -57,9 +57,7 @@ def choose_padding(
             for rows in torch.arange(len(images)).split(AT_ONCE)
         ]
     )
-    each = shifts.reshape(-1, len(images), len(PADDING_WORDS)).mean(
-        0
-    )  # tilts of one image are no independent witnesses
+    each = shifts.reshape(-1, len(images), len(PADDING_WORDS)).mean(0)  # tilts of one image are not independent
     scores = dict(zip(PADDING_WORDS, each.mean(0).tolist(), strict=True))
     return _least(each), scores
 
@@ -69,9 +67,9 @@ def _shifts(
 ) -> Tensor:
     """Return how far the answers to images (n, C, H, W) move under tilts (n, 3, 3) undone with each padding: (n, 4)."""
     upright = _answers(ask, centre_crop(images, crop))
-    # What lies around an image that a user brings is not known. "auto" is the best guess at it: a plain ground goes on,
-    # a scene goes on somehow. It is the same for all candidates, so that none sets its own examination: with its own,
-    # each would be asked about other images. With "zeros", photographs would come with corners that say where up is.
+    # What lies around an image that a user brings is not known. "auto" is the best guess at it: a plain background
+    # continues, a scene is mirrored. It is the same for all candidates: if each used its own, they would be compared on
+    # different images. With "zeros", photographs would come with corners that say where up is.
     whole = around(tilts, 1.0 if crop is None else crop / max(images.shape[-2:]))
     tilted = centre_crop(warp(images, whole, padding="auto", interpolation=interpolation), crop)
     back = invert(tilts)

@@ -60,7 +60,7 @@ def doctor(
 
 
 def _examine(model: str, folder: Path) -> None:
-    """Print how a model gets on with the images of a folder, and what looks wrong."""
+    """Print how a model answers on the images of a folder, and what looks wrong."""
     from headtilt.apps.fitting import read
     from headtilt.sources import registry as door
     from headtilt.sources.health import MOST_IMAGES, health

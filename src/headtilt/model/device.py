@@ -1,4 +1,4 @@
-"""Where a model runs: the device that a name stands for, and how many threads are of use there."""
+"""Where a model runs: the device that a name stands for, and how many threads are useful there."""
 
 from __future__ import annotations
 

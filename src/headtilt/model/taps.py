@@ -19,7 +19,7 @@ from headtilt.errors import OptionError
 from headtilt.model.outputs import OUTPUT, as_vectors, first_tensor, tappable
 from headtilt.model.state import Model, by_this_thread, unhooked_afterwards
 
-MOST_WIDTH = 8192  # of all taps together; more would have a head learn its fit images by heart
+MOST_WIDTH = 8192  # of all taps together; with more, a head would only memorise its fit images
 LINEAR_TAPS = 2
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

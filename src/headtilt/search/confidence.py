@@ -46,7 +46,7 @@ class Orbit:
 
 @dataclass(frozen=True)
 class Scattered(Orbit):
-    """Views that lie in no order: what a measure of one's own is told in a joint search or a walk.
+    """Views that lie in no order: what your own measure is given in a joint search or in annealing.
 
     Attributes:
         group: The first of the levels.

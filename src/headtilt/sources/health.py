@@ -27,7 +27,7 @@ COLOURFUL, MUCH_LARGER = 0.08, 4.0  # mean range of the channels; times the side
 
 @dataclass(frozen=True)
 class Health:
-    """How a bare model gets on with some images.
+    """How a bare model answers on some images.
 
     Attributes:
         images: How many.
@@ -73,7 +73,7 @@ class Health:
 
 @torch.no_grad()
 def health(predictor: Predictor, images: Tensor) -> Health:
-    """Return how a bare model gets on with images (n, C, H, W), of which the first some are looked at."""
+    """Return how a bare model answers on images (n, C, H, W), of which it is shown the first 48 at most."""
     device, _ = predictor.device_and_dtype(images)
     some = images[:MOST_IMAGES].to(device)
     angle = math.radians(2)

@@ -47,7 +47,7 @@ class Survey:
 
 
 def find(sources: Iterable[str | Path]) -> list[Path]:
-    """Return the image files that files, folders (searched to the bottom) and globs name, each once, folders sorted.
+    """Return the image files that files, folders (with all folders inside) and globs name, each once, folders sorted.
 
     A file that is named itself is taken whatever it is called. In folders those count that are named as images; names
     that begin with a dot are left out. What does not exist is returned as well, so that whoever reads it can say so.
@@ -56,7 +56,7 @@ def find(sources: Iterable[str | Path]) -> list[Path]:
 
 
 def survey(sources: Iterable[str | Path]) -> Survey:
-    """Return what `find` does, and what it passed over."""
+    """Return what `find` does, and which files it left out."""
     paths: dict[Path, None] = {}
     roots: dict[Path, Path] = {}
     other: dict[Path, None] = {}

@@ -49,8 +49,8 @@ def listed(source: str, *, column: str | None = None, leave_out: Path | None = N
     """Return the inputs of a source, in an order that depends on names alone.
 
     Args:
-        source: A folder (searched to the bottom for images, .parquet and .tar), a file, a glob, or braces as WebDataset
-            writes them: ``shards/{000..127}.tar``.
+        source: A folder (with all folders inside; searched for images, .parquet and .tar), a file, a glob, or braces as
+            WebDataset writes them: ``shards/{000..127}.tar``.
         column: Column of parquet files that holds the images or their paths; None finds it.
         leave_out: A folder whose files do not count: that of the output, which may lie inside the source.
     """
