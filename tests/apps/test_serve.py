@@ -320,7 +320,7 @@ def test_it_is_not_ready_while_images_wait_for_too_long(client):
 def test_it_is_not_ready_while_even_the_lightest_image_does_not_get_its_turn(client, monkeypatch):
     service = client.app.state.service
     for seconds, status in ((2 * service.lanes[0].seconds + 0.1, 503), (0.5, 200)):
-        monkeypatch.setattr(service.turns[0], "waited", lambda waited=seconds: waited)
+        monkeypatch.setattr(service.places[0], "waited", lambda waited=seconds: waited)
         assert client.get("/readyz").status_code == status
 
 
