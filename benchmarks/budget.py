@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=5)
     parser.add_argument("--limit", type=int, default=2000, help="test images")
     parser.add_argument("--fit-images", type=int, default=6000)
-    parser.add_argument("--looks", type=int, default=HeadRecipe().looks, help="tilts of each image for the head")
+    parser.add_argument("--looks", type=int, help="tilts of each image for the head")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

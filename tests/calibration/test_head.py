@@ -194,11 +194,10 @@ def test_the_loss_of_the_pose_is_least_where_the_head_points_at_the_views_that_a
         pose_loss(Evidence(task.orbits.evidence.logits), aim, came)
 
 
-@pytest.mark.parametrize("looks", [1, 3])
-def test_a_head_scores_classes_where_there_are_images_enough_of_each_and_views_elsewhere(looks):
+def test_a_head_scores_classes_where_there_are_images_enough_of_each_and_views_elsewhere():
     classes = 4
-    enough = FEWEST_PER_CLASS * classes * looks
-    recipe = replace(RECIPE, epochs=1, looks=looks)
+    enough = FEWEST_PER_CLASS * classes
+    recipe = replace(RECIPE, epochs=1)
     widths = [Cue(count).fit(recipe).network[-1].out_features for count in (enough - 1, enough)]
     assert widths == [2, classes + 1]
 
@@ -308,9 +307,15 @@ def test_steps_grow_with_the_looks_between_a_least_and_a_most(monkeypatch):
     assert HeadRecipe(epochs=0).steps(10**6) == 0
 
 
+@pytest.mark.parametrize(("images", "views", "looks"), [(50, 16, 12), (300, 16, 6), (600, 16, 3), (10_000, 16, 3)])
+def test_few_images_are_looked_at_more_often(images, views, looks):
+    assert HeadRecipe().looks_at(images, views) == looks
+    assert HeadRecipe(looks=2).looks_at(images, views) == 2
+
+
 def test_a_thorough_recipe_looks_more_often_with_a_wider_head():
     usual = HeadRecipe()
-    assert (thorough().looks, thorough().hidden) > (usual.looks, usual.hidden)
+    assert (thorough().looks_at(50, 16), thorough().hidden) > (usual.looks_at(50, 16), usual.hidden)
     assert thorough().steps(100_000) > usual.steps(300)
 
 

@@ -293,7 +293,7 @@ def test_upright_images_are_searched_with_the_readout_that_will_answer():
 
 
 def test_a_thorough_recipe_looks_eight_times_as_often_for_twelve_passes():
-    assert thorough().looks == 8 * ht.HeadRecipe().looks
+    assert thorough().looks == 8 * ht.HeadRecipe().looks_at(6000, 16)
     assert thorough().steps(24 * 2000) == 24 * 2000 * 12 / 256
 
 

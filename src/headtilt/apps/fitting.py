@@ -101,7 +101,7 @@ class Fitting:
             if self.method == "head" and len(images) >= FEWEST_FOR_HEAD:
                 folds = split(len(images), None, np.random.default_rng(0))
                 trained = [len(fold.train) for fold in folds] + ([len(images)] if len(folds) > 1 else [])
-                steps = sum(self.recipe.steps(count * self.recipe.looks) for count in trained)
+                steps = sum(self.recipe.steps(count * fitter.looks(len(images))) for count in trained)
                 seconds += steps * seconds_per_step(predictor, some[:1], self.recipe, fitter.views_each + 1)
         return Cost(len(images), views, seconds)
 

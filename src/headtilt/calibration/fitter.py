@@ -147,9 +147,13 @@ class Fitter:
         return {
             "upright": images,
             "padding": 5 * min(PADDING_IMAGES, len(folds[0].train)) if self.padding == "auto" else 0,
-            "looks": images * self.recipe.looks * (self.views_each + 1) if self.method != "keep" or judged else 0,
+            "looks": self.looks(images) * images * (self.views_each + 1) if self.method != "keep" or judged else 0,
             "gate": 0 if self.sums else judged * (1 + self.plan.most_views),
         }
+
+    def looks(self, images: int) -> int:
+        """Return under how many tilts each of so many images is looked at."""
+        return self.recipe.looks_at(images, self.views_each + 1)
 
     @property
     def sums(self) -> bool:
@@ -253,12 +257,12 @@ class Fitting:
         how, draws = self.fitter, self.seeds.numbers("tilts")
         count = len(self.images)
         device, _ = how.predictor.device_and_dtype(self.images)
-        pile = Pile(most_kept(device), count * how.recipe.looks)
+        pile = Pile(most_kept(device), count * how.looks(count))
 
         def looked(views: int) -> None:
             tell("looking at tilted images", views)
 
-        for _ in range(how.recipe.looks):
+        for _ in range(how.looks(count)):
             for rows in torch.from_numpy(draws.permutation(count)).split(256):
                 presented = sampler.draw(len(rows), how.recipe.upright, max(self.images.shape[-2:]), draws)
                 if not pile.add(sampler.orbits(self.images[rows], presented, sampler.coordinates(draws), looked), rows):

@@ -25,6 +25,8 @@ from headtilt.model.evidence import Evidence, floored
 from headtilt.search.seen import log_weights
 
 FEWEST_STEPS, MOST_STEPS = 500, 8000
+FEWEST_LOOKS, MOST_LOOKS = 3, 12
+FIT_VIEWS = 29_000  # of the model: looks that few images leave room for within these are free to take
 FEWEST_BALANCED = 5  # images per class from which on a balance tells more than chance
 TRUST = 0.5
 FARTHEST = 10  # deviations from the mean that a head takes seriously
@@ -39,7 +41,8 @@ class HeadRecipe:
     Attributes:
         source: What the head reads: "features", "logits", or "auto" (features where there are any).
         hidden: Width of its two hidden layers.
-        looks: Tilts under which each fit image is looked at; more take longer and help a little.
+        looks: Tilts under which each fit image is looked at; more take longer and help a little. None takes 3, and up
+            to 12 where images are few.
         views: Views of each of these, beside the image as it came.
         upright: Share of the looks at which the image is upright, or nearly.
         epochs: Passes over the looks, within 500 to 8,000 optimiser steps; 0 leaves the head untrained.
@@ -50,7 +53,7 @@ class HeadRecipe:
 
     source: str = "auto"
     hidden: int = 256
-    looks: int = 3
+    looks: int | None = None
     views: int = 15
     upright: float = 0.4
     epochs: int = 8
@@ -62,12 +65,19 @@ class HeadRecipe:
         one_of("source", self.source, ("auto", "features", "logits"))
         at_least("epochs", self.epochs, 0)
         for name in ("hidden", "looks", "views", "batch"):
-            at_least(name, getattr(self, name), 1)
+            if name != "looks" or self.looks is not None:
+                at_least(name, getattr(self, name), 1)
         positive("learning_rate", self.learning_rate)
         if not is_number(self.pose) or not 0 <= float(self.pose) < float("inf"):
             raise OptionError(f"pose must be a weight of at least 0; got {self.pose!r}.")
         if not is_number(self.upright) or not 0 <= float(self.upright) < 1:
             raise OptionError(f"upright must be a share from 0 up to, but not, 1; got {self.upright!r}.")
+
+    def looks_at(self, images: int, views: int) -> int:
+        """Return under how many tilts each of so many images is looked at, from so many views under each."""
+        if self.looks is not None:
+            return self.looks
+        return min(max(FIT_VIEWS // (images * views), FEWEST_LOOKS), MOST_LOOKS)
 
     def steps(self, looks: int) -> int:
         """Return how many optimiser steps so many looks are worth."""
@@ -175,11 +185,12 @@ def fit_head(
         seed: Seeds initial weights, dropout and batches.
         progress: Called with (steps done, steps in all).
         rows: Which of the orbits are fitted on; all of them where nothing is said.
-        images: By how many images its kind is chosen, where these are not all: the heads of one fit are of one kind.
+        images: By how many images its kind is chosen; one for each row where nothing is said. The heads of one fit are
+            of one kind.
     """
     evidence = orbits.evidence
     rows = torch.arange(len(targets), device=targets.device) if rows is None else rows
-    images = len(rows) // recipe.looks if images is None else images
+    images = len(rows) if images is None else images
     source = recipe.source if recipe.source != "auto" else "features" if evidence.features is not None else "logits"
     inputs = floored(evidence.logits) if source == "logits" else evidence.features
     if inputs is None:
