@@ -211,10 +211,12 @@ def searching() -> Iterator[Stage]:
             fresh[0].fit(pictures(60), recipe=recipe)
         return [digest(value) for value in fresh[0].calibrator.state_dict().values()]
 
-    from headtilt.calibration import fitter as fitting
-    from headtilt.calibration import head, sampler
+    from headtilt.calibration import fitter, gate_fitting, head, sampler
 
-    inside = ((fitting, name) for name in ("fit_balance", "fit_head", "choose_padding", "margin_for", "exit_for"))
+    inside = (
+        *((fitter, name) for name in ("fit_balance", "fit_head", "fit_proposals", "choose_padding")),
+        *((gate_fitting, name) for name in ("margin_for", "exit_for")),
+    )
     yield Stage(
         "fit",
         ((model, "forward"), (predictor, "warp"), (predictor, "warp_all"), (sampler, "warp"), *inside),

@@ -51,6 +51,7 @@ FILES = (
     "calibration/sampler.py",
     "calibration/head.py",
     "calibration/gate.py",
+    "calibration/gate_fitting.py",
     "calibration/padding.py",
     "calibration/distances.py",
     "calibration/fitter.py",

@@ -230,7 +230,7 @@ def same(first: SearchResult, second: SearchResult) -> None:
         assert torch.equal(one.labels[one.active], other.labels[one.active])
 
 
-WHOLE = {head: ("FEWEST_STEPS", head.FEWEST_STEPS), proposals: ("STEPS", proposals.STEPS)}
+WHOLE = {head: ("FEWEST_STEPS", head.FEWEST_STEPS), proposals: ("FEWEST_STEPS", proposals.FEWEST_STEPS)}
 SHORT = 60  # steps
 
 

@@ -19,6 +19,7 @@ from headtilt.calibration.distances import Neighbours, Prototypes
 from headtilt.calibration.fit_images import Seeds, split
 from headtilt.calibration.fitter import Fitter, Ticker
 from headtilt.calibration.gate import Gate, Promise
+from headtilt.calibration.gate_fitting import BARE_WEIGHTS, GUESS_WEIGHTS, GateFitting, Weights, candidate
 from headtilt.calibration.head import HeadRecipe, OrbitHead
 from headtilt.calibration.looks import Looks
 from headtilt.calibration.sampler import Orbits
@@ -411,8 +412,8 @@ def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):
     how = Fitter(Predictor(TinyNet()), Joint((ht.rotation(),)), method="keep", readout=readout)
     for truth in (1, 2):
         upright = Evidence(5.0 * torch.eye(3)[truth][None])
-        one, looks = fitting.Fitting(how, tiny_images(1), [], Seeds(0)), Looks(orbits, torch.tensor([0]))
-        judged = one._judged(looks, None, upright)[1.0]
+        one = GateFitting(how.plan, readout, Promise(), early_exit=True, new_head=False)
+        judged = one.judge(Looks(orbits, torch.tensor([0])), None, upright)[Weights()]
         assert judged.right.tolist() == [truth == (1 if readout == "incumbent" else 2)]
         assert judged.bare_right.tolist() == [False]
 
@@ -462,9 +463,9 @@ def test_a_second_fit_replaces_the_first():
 
 def test_a_gate_alone_may_be_fitted_for_the_calibrator_there_is(fitted, upright):
     before = twin(fitted)
-    before.calibrator.say.fill_(0.75)
+    before.calibrator.bare_weight.fill_(0.75)
     robust = before.fit(upright[:60], method="keep", promise=1.0)
-    assert float(robust.calibrator.say) == robust.report["gate"]["say"] == 0.75
+    assert float(robust.calibrator.bare_weight) == robust.report["gate"]["bare_weight"] == 0.75
     assert robust.calibrator is fitted.calibrator
     assert robust.report["method"] == "keep"
     assert robust.gate is not fitted.gate
@@ -646,19 +647,21 @@ def cases(right, upright, lead):
     )
 
 
-def test_the_say_of_the_bare_answer_is_the_one_under_which_most_tilted_images_keep_their_label():
+def test_the_weight_of_the_bare_answer_is_the_one_under_which_most_tilted_images_keep_their_label():
     tilted, straight = [False] * 20, [True] * 20
     bold = cases([True] * 40, [*tilted, *straight], [1.0] * 20 + [-1.0] * 20)
     shy = cases([True] * 10 + [False] * 10 + [True] * 20, [*tilted, *straight], [1.0] * 20 + [-1.0] * 20)
-    tried = [fitting._weighed(say, those, None, 100, 40, True) for say, those in ((1.0, shy), (0.0, bold))]
+    tried = [candidate(Weights(bare), those, None, 100, 40, True) for bare, those in ((1.0, shy), (0.0, bold))]
     assert [one.agreement for one in tried] == [0.5, 1.0]
-    assert max(tried, key=lambda one: one.agreement).say == 0.0
+    assert max(tried, key=lambda one: one.agreement).weights.bare == 0.0
     assert all(one.margin == 0 for one in tried)  # no upright answer changes
 
 
-def test_a_fit_tells_which_say_it_chose_and_the_head_has_it(digits_net, upright):
+def test_a_fit_tells_which_weights_it_chose_and_the_head_has_them(digits_net, upright):
     robust = ht.ITS(digits_net, **ht.accurate()).fit(upright, recipe=QUICK)
-    assert robust.report["gate"]["say"] in fitting.SAYS
-    assert float(robust.calibrator.say) == robust.report["gate"]["say"]
+    assert robust.report["gate"]["bare_weight"] in BARE_WEIGHTS
+    assert robust.report["gate"]["guess_weight"] in GUESS_WEIGHTS
+    assert float(robust.calibrator.bare_weight) == robust.report["gate"]["bare_weight"]
+    assert float(robust.calibrator.guess_weight) == robust.report["gate"]["guess_weight"]
     again = ht.ITS(digits_net, **ht.accurate()).fit(upright, recipe=QUICK)
-    assert float(again.calibrator.say) == float(robust.calibrator.say)
+    assert float(again.calibrator.bare_weight) == float(robust.calibrator.bare_weight)

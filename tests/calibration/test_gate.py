@@ -21,13 +21,13 @@ from headtilt.calibration.gate import (
     CautiousGate,
     Gate,
     Promise,
-    against,
-    cost,
     exit_for,
+    expected_cost,
     for_turning,
+    lead_of_rival,
+    lead_over_bare,
     margin_for,
     quantile_for,
-    rival,
 )
 from headtilt.calibration.verdict import straight
 from headtilt.model.evidence import Evidence
@@ -94,13 +94,13 @@ def test_the_cost_of_a_change_is_by_how_much_the_bare_answer_is_more_probable_as
     odds = (bare.logits + root) / 2
     truth = odds.softmax(1)
     assert (odds[:, 0] - odds[:, 1]).tolist() == pytest.approx([2.0, 0.0, -1.0], abs=1e-5)
-    assert_close(cost(bare, root, answer), truth[:, 0] - truth[:, 1])
-    assert_close(cost(bare, root, torch.tensor([[0.0, 1.0, 2.0]]).expand(3, 3)), truth[:, 0] - truth[:, 2])
+    assert_close(expected_cost(bare, root, answer), truth[:, 0] - truth[:, 1])
+    assert_close(expected_cost(bare, root, torch.tensor([[0.0, 1.0, 2.0]]).expand(3, 3)), truth[:, 0] - truth[:, 2])
 
 
 def test_a_class_that_model_and_head_rule_out_costs_no_nan():
     never = torch.tensor([[0.0, -math.inf]])
-    assert cost(Evidence(never), never, torch.zeros(1, 2)).tolist() == [1.0]
+    assert expected_cost(Evidence(never), never, torch.zeros(1, 2)).tolist() == [1.0]
 
 
 def test_what_gets_another_label_is_sooner_turned():
@@ -132,11 +132,11 @@ def test_the_less_say_the_bare_answer_has_the_less_it_changes():
 
 
 def test_a_search_answers_with_the_say_that_its_head_has(fitted, upright):
-    """The more say, the nearer the answers to upright images are to the bare ones."""
+    """The more the bare answer counts, the nearer the answers to upright images are to the bare ones."""
     robust = copy.deepcopy(fitted).but(gate=None)  # the head is not to be changed for others
     answers = []
-    for say in (0.0, 1.0, 1e6):
-        robust.calibrator.say.fill_(say)
+    for weight in (0.0, 1.0, 1e6):
+        robust.calibrator.bare_weight.fill_(weight)
         answers.append(robust.search(upright[:20]).logits.log_softmax(1))
     bare = robust.model(upright[:20]).detach().log_softmax(1)
     apart = [float((answer - bare).abs().mean()) for answer in answers]
@@ -257,8 +257,8 @@ def test_promises_may_be_numbers_of_numpy():
 def test_log_odds_are_those_of_the_best_class_against_the_bare_one():
     bare = Evidence(torch.eye(3)[:2])
     answer = torch.tensor([[1.0, 6.0, 2.0], [0.5, 3.0, 1.0]])
-    assert against(bare, answer).tolist() == [5.0, 0.0]
-    assert rival(bare, answer).tolist() == [5.0, -2.0]
+    assert lead_over_bare(bare, answer).tolist() == [5.0, 0.0]
+    assert lead_of_rival(bare, answer).tolist() == [5.0, -2.0]
 
 
 def test_a_plain_gate_compares_log_odds_of_the_answer_with_its_margin():

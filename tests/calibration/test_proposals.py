@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 import headtilt as ht
+from headtilt.calibration import fitter
 from headtilt.calibration.head import OrbitHead
-from headtilt.calibration.proposals import Proposals, nearness
+from headtilt.calibration.proposals import Proposals, above_chance, nearness, steps
+from headtilt.calibration.sampler import NEARNESS
 from headtilt.io import bundle
 from headtilt.model.evidence import Evidence
+from headtilt.search import joint
 from headtilt.search.joint import look_where_likely
 from headtilt.search.lattice import covering
+from headtilt.search.seen import log_weights, prior_at
 from tests.toys import TinyNet, tiny_images, whole_fits
 
 LEVELS = (ht.rotation(), ht.scale(0.25))
@@ -51,6 +56,41 @@ def test_the_likeliest_poses_are_looked_at_until_they_hold_the_mass():
     assert torch.equal(seen.poses[:, 0], torch.eye(3).expand(3, 3, 3))
     assert seen.others == 4
     assert bool((seen.weights[~seen.looked] == -torch.inf).all())
+
+
+def test_a_pose_that_was_guessed_counts_more():
+    points, poses = covering(LEVELS, 5, torch.zeros(1))
+    guesses = likely([0.6, 0.1, 0.2, 0.05, 0.05], [0.2] * 5)
+    prior = 0.5 * above_chance(guesses)
+    root = Evidence(torch.zeros(2, 3), upright=torch.zeros(2, 1), poses=guesses, pose_prior=prior)
+    seen = look_where_likely(Asked(), points, poses, root, stages=(5,), mass=1.0, sure=1.0, upright=1.0)
+    added = seen.weights - log_weights(seen.poses, seen.others)
+    assert_close(added[0].sort().values, prior[0].sort().values)
+    assert_close(added[0, :2], prior[0, [2, 0]])  # the identity, and the likeliest other
+    assert_close(added[1], torch.zeros(5))
+
+
+def test_off_the_lattice_the_nearest_pose_of_it_tells_the_prior():
+    turns = ht.rotation().matrix(torch.tensor([-1.0, 0.0, 1.0]))
+    between = ht.rotation().matrix(torch.tensor([[0.4, 0.6, -2.0]]))
+    assert prior_at(torch.tensor([[1.0, 2.0, 7.0]]), turns, between).tolist() == [[2.0, 7.0, 1.0]]
+
+
+def test_refined_views_count_by_the_guess_next_to_them():
+    plan = ht.Joint(LEVELS, budget=13, lattice=5, rounds=1, hypotheses=2, mass=1.0, sure=1.0, upright=1.0)
+    guesses = likely([0.6, 0.1, 0.2, 0.05, 0.05])
+    root = Evidence(torch.zeros(1, 3), upright=torch.zeros(1, 1), poses=guesses, pose_prior=guesses)
+    with mock.patch.object(joint, "harvest", side_effect=lambda levels, seen, *_: seen):
+        seen = plan.search(Asked(), root)
+    _, poses = covering(LEVELS, 5, torch.zeros(1))
+    assert seen.prior.shape == (1, 13)
+    assert_close(seen.prior, prior_at(guesses, poses, seen.poses))
+
+
+@pytest.mark.parametrize(("views", "wanted"), [(100, 500), (32_000, 1000), (10**9, 4000)])
+def test_the_more_views_the_longer_guessing_is_learned(views, wanted):
+    with whole_fits():
+        assert steps(views) == wanted
 
 
 def test_a_sure_guess_of_upright_takes_no_view_at_all():
@@ -113,8 +153,8 @@ def test_images_whose_label_is_sure_are_not_looked_at_again():
     root = Evidence(torch.zeros(2, 3), upright=torch.full((2, 1), -3.0), poses=torch.stack([first, last]).log())
     asked = Told(poses)
     seen = look_where_likely(asked, points, poses, root, stages=(2, 4, 8), mass=1.0, sure=0.99, upright=0.9)
-    assert asked.rounds == [[0, 1], [1, 1], [1, 1, 1, 1]]
-    assert seen.looked.sum(1).tolist() == [2, 8]
+    assert asked.rounds == [[0, 1], [0, 0, 1, 1], [1, 1, 1, 1]], "two views may both be wrong"
+    assert seen.looked.sum(1).tolist() == [4, 8]
 
 
 def test_images_that_are_surely_upright_are_not_looked_at_again():
@@ -125,12 +165,14 @@ def test_images_that_are_surely_upright_are_not_looked_at_again():
         assert seen.looked.sum(1).tolist() == views
 
 
-def test_nearness_is_one_where_nothing_is_left():
-    turns = ht.rotation().matrix(torch.tensor([0.0, 0.1, 3.0]))
-    found = nearness(turns)
-    assert found[0] == 1
-    assert 1 > found[1] > 0.9
-    assert found[2] < 1e-9
+def test_nearness_is_one_where_a_pose_undoes_the_transform():
+    turns, shear = ht.rotation().matrix(torch.tensor([0.0, 0.1, 3.0])), ht.shear_x().matrix(torch.tensor([0.2]))
+    found = nearness(turns, torch.cat([torch.eye(3)[None], shear]))
+    assert_close(found[0, 0], torch.tensor(1.0))
+    assert 0.99 > found[0, 1] > 0.9
+    assert found[0, 2] < 1e-9
+    left = turns @ shear - torch.eye(3)
+    assert_close(found[1], (-left.flatten(1).square().sum(1) / (2 * NEARNESS**2)).exp())
 
 
 # --- fitted -----------------------------------------------------------------------------------------------------------
@@ -147,6 +189,22 @@ def test_a_fit_teaches_it_and_says_so(quick):
     assert quick.report["proposes"] is True
     assert isinstance(quick.calibrator.proposals, Proposals)
     assert quick.calibrator.proposals.poses == 32
+
+
+def test_the_heads_that_tell_the_gate_guess_too_and_saw_no_image_that_they_are_asked_about(
+    digits_net, upright, monkeypatch
+):
+    shown = []
+    fit = fitter.fit_proposals
+    monkeypatch.setattr(
+        fitter, "fit_proposals", lambda orbits, rows, *rest: shown.append(rows) or fit(orbits, rows, *rest)
+    )
+    robust = ht.ITS(digits_net, LEVELS, search=ht.Joint(budget=8, lattice=32), readout="marginal")
+    robust.fit(upright[:60], recipe=ht.HeadRecipe(looks=1, views=4, epochs=1, hidden=8))
+    *parts, everything = [set(rows.tolist()) for rows in shown]
+    assert len(parts) == 4
+    assert all(part < everything for part in parts)
+    assert not set.intersection(*parts)
 
 
 def test_few_guessed_views_do_what_the_whole_lattice_does(quick, tilted):

@@ -18,7 +18,7 @@ from headtilt.calibration import fitter, looks
 from headtilt.calibration.balance import balance_of_batch
 from headtilt.calibration.distances import Neighbours
 from headtilt.calibration.fit_images import Seeds
-from headtilt.calibration.gate import CautiousGate, rival
+from headtilt.calibration.gate import CautiousGate, lead_of_rival
 from headtilt.calibration.head import OrbitHead, _groups, fit_head, pose_loss, thorough
 from headtilt.calibration.sampler import Orbits, Sampler
 from headtilt.errors import DataError, MissingExtraError, ModelError, OptionError
@@ -152,11 +152,12 @@ def test_a_head_adds_a_number_of_its_own_to_every_class():
     assert_close(head(Evidence(torch.zeros(2, 3))).logits, torch.tensor([[1.0, 2.0, 3.0]] * 2))
 
 
-def test_proposals_beside_a_search_that_has_no_lattice_are_refused_in_a_sentence():
+def test_proposals_of_another_lattice_are_refused_in_a_sentence():
     head = SimpleNamespace(proposals=SimpleNamespace(poses=7))
     with pytest.raises(DataError, match="the head proposes 7 poses, and the search has another lattice"):
-        bundle._check_proposals(ht.Tree([ht.rotation()]), head)
-    bundle._check_proposals(SimpleNamespace(choices=7), head)
+        bundle._check_proposals(ht.Joint([ht.rotation()], lattice=8), head)
+    bundle._check_proposals(ht.Joint([ht.rotation()], lattice=7), head)
+    bundle._check_proposals(ht.Tree([ht.rotation()]), head)  # which asks for none
 
 
 def test_proposals_are_taught_by_the_statistics_of_the_head(monkeypatch):
@@ -169,9 +170,9 @@ def test_proposals_are_taught_by_the_statistics_of_the_head(monkeypatch):
     asked = {"fitter": SimpleNamespace(plan=plan, recipe=SimpleNamespace(hidden=9)), "seeds": Seeds(0)}
     for name, value in asked.items():
         object.__setattr__(fitting, name, value)
-    assert fitting._proposes(head, SimpleNamespace(orbits="orbits"))
-    ((orbits, poses, mean, deviation, hidden, _),) = told
-    assert (orbits, len(poses), hidden) == ("orbits", plan.choices, 9)
+    fitting._proposals(head, SimpleNamespace(orbits="orbits"), "rows", 0)
+    ((orbits, rows, poses, mean, deviation, hidden, _),) = told
+    assert (orbits, rows, len(poses), hidden) == ("orbits", "rows", plan.choices, 9)
     assert (mean.tolist(), deviation.tolist()) == ([0.5] * 4, [2.0] * 4)
 
 
@@ -208,6 +209,7 @@ def test_to_know_that_an_image_came_upright_lowers_the_loss_of_the_pose():
     assert told(torch.tensor([3.0, -3.0])) < told(torch.zeros(2)) < told(torch.tensor([-3.0, 3.0]))
 
 
+UNCHANGED = OrbitHead(torch.zeros(3), torch.zeros(1), torch.ones(1), source="logits", hidden=1, per_class=True)
 UNTRAINED = ht.HeadRecipe(looks=1, views=4, epochs=0, hidden=8)  # all that a fit does but the training itself
 
 
@@ -232,7 +234,7 @@ def test_a_fit_counts_whole_views_and_says_what_it_is_at():
 
 def test_the_training_of_a_head_is_counted_in_whole_views(monkeypatch):
     told = []
-    monkeypatch.setattr(fitter, "fit_head", lambda *args, **_: [args[5](step, 7) for step in range(7)] and None)
+    monkeypatch.setattr(fitter, "fit_head", lambda *args, **_: [args[5](step, 7) for step in range(7)] and UNCHANGED)
     robust = ht.ITS(TinyNet(), search=ht.Joint(budget=6))
     robust.fit(tiny_images(70), recipe=UNTRAINED, promise=None, progress=lambda *args: told.append(args))
     trained = [done for stage, done, _ in told if stage == "fitting the head"]
@@ -289,7 +291,7 @@ def test_upright_images_are_searched_with_the_readout_that_will_answer():
     sampler = Sampler(fitting.predictor, plan.levels, "zeros")
     found = fit._searched(sampler, torch.arange(6), None, lambda *_: None)
     result = ht.ITS(TinyNet(), search=plan, padding="zeros", gate=None).search(images)
-    assert_close(found.lead, rival(Evidence(result.bare), result.logits))
+    assert_close(found.lead, lead_of_rival(Evidence(result.bare), result.logits))
 
 
 def test_a_thorough_recipe_looks_eight_times_as_often_for_twelve_passes():

@@ -8,7 +8,6 @@ calibrator that it had a part in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,29 +19,27 @@ from torch import Tensor
 from headtilt.calibration.balance import Balance, fit_balance, fit_map
 from headtilt.calibration.distances import fit_neighbours, fit_prototypes
 from headtilt.calibration.fit_images import HELD_OUT_IMAGES, Fold, Seeds, gather, split
-from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, quantile_for
+from headtilt.calibration.gate import Gate, Promise
+from headtilt.calibration.gate_fitting import GateFitting, HeldOut
 from headtilt.calibration.head import HeadRecipe, OrbitHead, fit_head
 from headtilt.calibration.looks import Looks, Pile, floats, most_kept
 from headtilt.calibration.padding import choose_padding
-from headtilt.calibration.proposals import fit_proposals
+from headtilt.calibration.proposals import Proposals, fit_proposals
 from headtilt.calibration.sampler import Sampler
-from headtilt.calibration.verdict import TURNED, Judged, Straight, joined, only, read, straight, verdict
+from headtilt.calibration.verdict import Straight, joined, straight
 from headtilt.errors import DataError, OptionError, ShapeError, at_least, checked_seed, one_of
 from headtilt.geometry.warp import Interpolation, Padding
 from headtilt.model.evidence import Calibrator, Evidence, concatenate
 from headtilt.model.predictor import Predictor
 from headtilt.progress import Progress, Ticker
-from headtilt.search.joint import Joint
 from headtilt.search.lattice import covering, elements
 from headtilt.search.plan import Plan
-from headtilt.search.run import Searcher, as_it_came, with_bare
-from headtilt.search.seen import log_weights, posture
+from headtilt.search.run import Searcher
 
 Method = Literal["head", "balance", "bias", "prototypes", "neighbours", "keep"]
 METHODS = ("head", "balance", "bias", "prototypes", "neighbours", "keep")
 FEWEST_FOR_HEAD = 50
 PADDING_IMAGES = 48  # by which a padding is chosen
-SAYS = (1.0, 0.5, 0.0)  # of the bare answer, of which a fit chooses one; the first where they do equally well
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,6 @@ class Fitting:
         final = calibrators[0]
         if len(self.folds) > 1:
             final = self._calibrator(everything, looks, upright, len(self.folds), tell)
-        proposes = self._proposes(final, looks)
         report: dict[str, Any] = {
             "method": self._kind(len(self.images)),
             "images": len(self.images),
@@ -212,7 +208,7 @@ class Fitting:
             "views": sum(cost.values()),
             "padding": padding,
             **({"padding_scores": scores} if scores else {}),
-            "proposes": proposes,
+            "proposes": getattr(final, "proposals", None) is not None,
             "features": 0 if how.predictor.features == "auto" else len(how.predictor.features or ()),
         }
         gate = None
@@ -295,7 +291,7 @@ class Fitting:
         targets = upright.logits.softmax(1)
         heads = len(self.folds) + (len(self.folds) > 1)
         total = tell.training // heads
-        return fit_head(
+        head = fit_head(
             looks.orbits,
             targets[looks.image],
             balance.bias,
@@ -305,19 +301,24 @@ class Fitting:
             rows=looks.rows(rows),
             images=min(len(fold.train) for fold in self.folds),
         )
+        head.proposals = self._proposals(head, looks, looks.rows(rows), number)
+        return head
 
-    def _proposes(self, calibrator: Calibrator | None, looks: Looks | None) -> bool:
-        """Teach a head which poses are likely, where the search asks for that and there are features to tell by."""
+    def _proposals(self, head: OrbitHead, looks: Looks, rows: Tensor, number: int) -> Proposals | None:
+        """Return what guesses likely poses, where the search asks for that and there are features to tell by.
+
+        Args:
+            head: Fitted on the same looks.
+            looks: At all images.
+            rows: Looks to learn from.
+            number: Of the fit, for the seed.
+        """
         plan = self.fitter.plan
-        if not isinstance(plan, Joint) or plan.lattice is None or looks is None:
-            return False
-        if not isinstance(calibrator, OrbitHead) or calibrator.source != "features":
-            return False
-        _, poses = covering(plan.levels, plan.choices, calibrator.mean)
-        seed = self.seeds.sequence("proposals", 0)
-        hidden = self.fitter.recipe.hidden
-        calibrator.proposals = fit_proposals(looks.orbits, poses, calibrator.mean, calibrator.deviation, hidden, seed)
-        return True
+        if plan.lattice is None or head.source != "features":
+            return None
+        _, poses = covering(plan.levels, plan.choices, head.mean)
+        seed, hidden = self.seeds.sequence("proposals", number), self.fitter.recipe.hidden
+        return fit_proposals(looks.orbits, rows, poses, head.mean, head.deviation, hidden, seed)
 
     def _balance(self, orbits: Tensor, upright: Tensor) -> Balance:
         """Return the balance under which classes win over orbits (n, V, Y) as often as the model says them upright."""
@@ -333,47 +334,15 @@ class Fitting:
         looks: Looks,
         tell: Ticker,
     ) -> tuple[Gate, dict[str, Any]]:
-        """Return the gate that keeps the promise, and what the images that had no part in each fit say of it.
-
-        The more the bare answer counts, the smaller the margin may be. The final head is told how much it should, by
-        which most tilted images keep the answer that they have upright.
-        """
-        promise = self.fitter.promise or Promise()
+        """Return the gate that keeps the promise, and what the images that had no part in each fit say of it."""
+        how = self.fitter
         pairs = list(zip(self.folds, calibrators, strict=True))
-        images = sum(len(fold.held_out) for fold in self.folds)
-        judged = [self._judged(looks.of(fold.held_out), fitted, upright) for fold, fitted in pairs]
         searched = None
-        if not self.fitter.sums:
+        if not how.sums:
             searched = joined([self._searched(sampler, fold.held_out, fitted, tell) for fold, fitted in pairs])
-        true_odds = self.fitter.sums and isinstance(final, OrbitHead)
-        tried = [
-            _weighed(say, joined([by_say[say] for by_say in judged]), searched, promise.upright, images, true_odds)
-            for say in judged[0]
-        ]
-        best = max(tried, key=lambda one: one.agreement)
-        if isinstance(final, OrbitHead) and self.fitter.method == "head":
-            final.say.fill_(best.say)
-        cases, those, margin = best.cases, best.upright, best.margin
-        exit_at, turn_at = math.inf, 0.0
-        if self.fitter.early_exit:
-            exit_at = exit_for(cases.trust[~cases.upright], cases.harm(margin)[~cases.upright], promise.tilted)
-        if bool(those.tilted.isfinite().any()):
-            turns = those.turned > TURNED
-            turn_at = max(quantile_for(those.for_turning.masked_fill(~turns, -math.inf), promise.turned), 0.0)
-        gate = Gate(margin, exit_at, turn_at)
-        return gate, {
-            "gate": {
-                "promise_upright": promise.upright,
-                "promise_tilted": promise.tilted,
-                "promise_turned": promise.turned,
-                "held_out": images,
-                "say": best.say,
-                "margin": gate.margin,
-                "exit_at": gate.exit_at,
-                "turn_at": gate.turn_at,
-            },
-            "verdict": verdict(gate, those, cases),
-        }
+        fitting = GateFitting(how.plan, how.readout, how.promise or Promise(), how.early_exit, how.method == "head")
+        held_out = [HeldOut(fitted, looks.of(fold.held_out), len(fold.held_out)) for fold, fitted in pairs]
+        return fitting.fit(final, held_out, upright, searched)
 
     def _searched(self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, tell: Ticker) -> Straight:
         """Return what the search makes of upright images."""
@@ -387,78 +356,3 @@ class Fitting:
                 parts.append(straight(bare.at(part), answer.found.root, answer.logits, answer.found.posture))
             tell("searching upright images", len(some) * (1 + how.plan.most_views))
         return joined(parts)
-
-    def _judged(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence) -> dict[float, Judged]:
-        """Return what a calibrator makes of looks at images that had no part in it, for each say of the bare answer.
-
-        Only a new head and a sum over views leave a choice.
-        """
-        chooses = self.fitter.sums and self.fitter.method == "head" and isinstance(calibrator, OrbitHead)
-        says = SAYS if chooses else (float(getattr(calibrator, "say", 1.0)),)
-        orbits, parts = looks.orbits, {say: list[Judged]() for say in says}
-        truth = upright.labels[looks.image]
-        for rows in torch.arange(len(truth), device=truth.device).split(256):
-            seen = orbits.at(rows)
-            evidence = floats(seen.evidence)
-            bare, around = evidence.at(slice(None), 0), evidence.at(slice(None), slice(1, None))
-            first = as_it_came(calibrator, bare).reshape(len(rows), 1)
-            said = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
-            answer = read(said, seen.poses, self.fitter.readout)
-            told, lies = said.upright, None
-            if told is not None:
-                weighed = told[..., 0] + log_weights(seen.poses)
-                lies = posture(self.fitter.plan.levels, seen.coordinates, seen.poses, weighed)
-            trust = torch.full_like(answer[:, 0], -math.inf) if told is None else told[:, 0, 0]
-            for say in says:
-                weighed_in = with_bare(answer, bare, lies, say)
-                parts[say].append(
-                    Judged(
-                        **vars(straight(bare, first.logits[:, 0], weighed_in, lies)),
-                        trust=trust,
-                        right=weighed_in.argmax(1) == truth[rows],
-                        bare_right=bare.labels == truth[rows],
-                        upright=seen.upright,
-                        exact=seen.exact,
-                    )
-                )
-        return {say: joined(some) for say, some in parts.items()}
-
-
-@dataclass(frozen=True)
-class _Weighed:
-    """What held-out images say of a gate, for one say of the bare answer.
-
-    Attributes:
-        say: See `with_bare`.
-        cases: All looks.
-        upright: Those at upright images.
-        margin: That keeps the promise.
-    """
-
-    say: float
-    cases: Judged
-    upright: Straight
-    margin: float
-
-    @property
-    def agreement(self) -> float:
-        """Share of the tilted images whose gated answer is the one that the model gives to them upright."""
-        return float(self.cases.gated(self.margin)[~self.cases.upright].double().mean())
-
-
-def _weighed(
-    say: float, cases: Judged, searched: Straight | None, points: float, images: int, true_odds: bool
-) -> _Weighed:
-    """Return the margin for one say of the bare answer.
-
-    Args:
-        say: See `with_bare`.
-        cases: All looks, under that say.
-        searched: What the search made of upright images, where it answers in another way than the looks were judged.
-        points: The promise.
-        images: How many images these are looks at.
-        true_odds: See `margin_for`.
-    """
-    upright: Straight = only(cases, cases.upright) if searched is None else searched
-    margin = margin_for(upright.lead, upright.cost, points, images, true_odds=true_odds)
-    return _Weighed(say, cases, upright, margin)

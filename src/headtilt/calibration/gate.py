@@ -90,11 +90,11 @@ class Gate(nn.Module):
             found: What the search found.
             answer: (B, Y), the logits that would be answered with.
         """
-        return against(bare, answer) < self.margin
+        return lead_over_bare(bare, answer) < self.margin
 
     def turns(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:
         """Return which images (B,) are turned, of the same arguments, where the head tells how they lie."""
-        lead = against(bare, answer)
+        lead = lead_over_bare(bare, answer)
         return (
             torch.zeros_like(lead, dtype=torch.bool)
             if found.posture is None
@@ -124,18 +124,18 @@ def _numbers(state: Tensor, count: int) -> list[float]:
     return found
 
 
-def against(bare: Evidence, answer: Tensor) -> Tensor:
+def lead_over_bare(bare: Evidence, answer: Tensor) -> Tensor:
     """Return the log-odds (B,) of the best class in an answer (B, Y) against the class that the bare model says."""
     return answer.amax(1) - answer.gather(1, bare.labels[:, None])[:, 0]
 
 
-def rival(bare: Evidence, answer: Tensor) -> Tensor:
+def lead_of_rival(bare: Evidence, answer: Tensor) -> Tensor:
     """Return the log-odds (B,) of the best other class against that of the bare model."""
     own = bare.labels[:, None]
     return answer.scatter(1, own, -math.inf).amax(1) - answer.gather(1, own)[:, 0]
 
 
-def cost(bare: Evidence, root: Tensor, answer: Tensor) -> Tensor:
+def expected_cost(bare: Evidence, root: Tensor, answer: Tensor) -> Tensor:
     """Return what it is expected to cost (B,), in answers, to replace the bare answer if the image came upright.
 
     That is by how much the bare answer is more probable than the new one. The model and the head, asked of the image as
@@ -233,7 +233,7 @@ def margin_for(
     Args:
         scores: (n,), log-odds of the best other class against the bare answer, of upright images that had no part in
             the fit.
-        costs: (n,), what it is expected to cost to answer with that class; see `cost`.
+        costs: (n,), what it is expected to cost to answer with that class; see `expected_cost`.
         points: The promise.
         images: How many images these are looks at, where that is not `n`: two looks at one image tell little more.
         true_odds: Whether scores should be true log-odds: those of a head that learned to sum over views. The bare

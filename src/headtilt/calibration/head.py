@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headtilt.calibration.balance import FEWEST_PER_CLASS, InSingle
 from headtilt.calibration.layers import SeededDropout, linear, seed_layers
-from headtilt.calibration.proposals import Proposals
+from headtilt.calibration.proposals import Proposals, above_chance
 from headtilt.calibration.sampler import Orbits
 from headtilt.errors import ModelError, OptionError, at_least, is_number, one_of, positive
 from headtilt.model.evidence import Evidence, floored
@@ -109,7 +109,9 @@ class OrbitHead(InSingle):
     bias: Tensor
     mean: Tensor
     deviation: Tensor
-    say: Tensor  # of the bare answer beside the head's; chosen with the gate, see `search.run.with_bare`
+    # Chosen with the gate, on images that had no part in the fit:
+    bare_weight: Tensor  # of the bare answer beside the head's, see `search.run.with_bare`
+    guess_weight: Tensor  # of a guess of which poses are likely, beside what the head says of their views
 
     def __init__(
         self,
@@ -127,7 +129,8 @@ class OrbitHead(InSingle):
         self.register_buffer("bias", bias.detach().clone())
         self.register_buffer("mean", mean.detach().clone())
         self.register_buffer("deviation", deviation.detach().clone())
-        self.register_buffer("say", mean.new_ones(()))
+        self.register_buffer("bare_weight", mean.new_ones(()))
+        self.register_buffer("guess_weight", mean.new_zeros(()))
         self.log_scale = nn.Parameter(mean.new_zeros(()))
         self.prior = nn.Parameter(mean.new_zeros(()))
         self.trust = nn.Parameter(mean.new_full((), TRUST))
@@ -159,10 +162,11 @@ class OrbitHead(InSingle):
     def as_it_came(self, evidence: Evidence) -> Evidence:
         """Return the same of images as they came, which are upright more often than under any other pose."""
         said = self(evidence)
-        guessed = None
-        if self.proposals is not None and evidence.features is not None:
-            guessed = self.proposals(evidence.features)
-        return Evidence(said.logits + self.prior, upright=said.upright, poses=guessed)
+        if self.proposals is None or evidence.features is None:
+            return Evidence(said.logits + self.prior, upright=said.upright)
+        guesses = self.proposals(evidence.features)
+        prior = self.guess_weight * above_chance(guesses)
+        return Evidence(said.logits + self.prior, upright=said.upright, poses=guesses, pose_prior=prior)
 
 
 def fit_head(

@@ -6,6 +6,8 @@ of a fit is such an image, whose tilt is known, so it is fitted on the very view
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,8 @@ from headtilt.calibration.balance import InSingle
 from headtilt.calibration.layers import SeededDropout, linear, seed_layers
 from headtilt.calibration.sampler import NEARNESS, Orbits
 
-STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY, DROPOUT = 2000, 256, 2e-3, 0.1, 0.3
+FEWEST_STEPS, MOST_STEPS, PASSES = 500, 4000, 8  # over all views of the fit
+BATCH, LEARNING_RATE, WEIGHT_DECAY, DROPOUT = 256, 2e-3, 0.1, 0.3
 FIRST = 1 / 4  # of a batch are images as they came, which have no padding; the others are views of them
 FARTHEST = 10  # deviations from the mean that are taken seriously
 
@@ -58,13 +61,30 @@ class Proposals(InSingle):
         return guesses.log_softmax(-1)
 
 
+def steps(views: int) -> int:
+    """Return how many optimiser steps so many views are worth."""
+    return min(max(PASSES * views // BATCH, FEWEST_STEPS), MOST_STEPS)
+
+
+def above_chance(guesses: Tensor) -> Tensor:
+    """Return by how much log-probabilities (…, P) are above those of poses that are all as likely."""
+    return guesses + math.log(guesses.shape[-1])
+
+
 def fit_proposals(
-    orbits: Orbits, poses: Tensor, mean: Tensor, deviation: Tensor, hidden: int, seed: np.random.SeedSequence
+    orbits: Orbits,
+    rows: Tensor,
+    poses: Tensor,
+    mean: Tensor,
+    deviation: Tensor,
+    hidden: int,
+    seed: np.random.SeedSequence,
 ) -> Proposals:
     """Return proposals trained on all views of a fit; the same seed gives the same ones.
 
     Args:
         orbits: Fit images under some tilt, (n, V, …), with features.
+        rows: Which of them to learn from.
         poses: (P, 3, 3), of the search's lattice.
         mean: (D,), mean of the features.
         deviation: (D,), their standard deviation.
@@ -81,17 +101,18 @@ def fit_proposals(
     optimiser = torch.optim.AdamW(
         proposals.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=device.type == "cuda"
     )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
-    count, views = features.shape[:2]
+    poses, rows, views = poses.to(device), rows.to(device), features.shape[1]
+    most = steps(len(rows) * views)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, most)
     with torch.enable_grad():
-        for _ in range(STEPS):
-            rows = torch.randint(count, (BATCH,), generator=generator, device=device)
+        for _ in range(most):
+            some = rows[torch.randint(len(rows), (BATCH,), generator=generator, device=device)]
             which = torch.randint(views, (BATCH,), generator=generator, device=device)
             which[: round(FIRST * BATCH)] = 0
-            wanted = nearness(poses.to(device) @ (orbits.poses[rows, which] @ orbits.transforms[rows])[:, None])
+            wanted = nearness(poses, orbits.poses[some, which] @ orbits.transforms[some])
             total = wanted.sum(1, keepdim=True)
             known = total[:, 0] > 1e-3  # no pose of the lattice is near: nothing is to be learnt
-            said = proposals(features[rows, which].float()[:, None])[:, 0]
+            said = proposals(features[some, which].float()[:, None])[:, 0]
             loss = -((wanted / total.clamp_min(1e-6) * said).sum(1) * known).mean()
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -100,7 +121,15 @@ def fit_proposals(
     return proposals.eval().requires_grad_(False)
 
 
-def nearness(left: Tensor) -> Tensor:
-    """Return how close to upright images come of which transforms (…, 3, 3) are left: 1 for none, falling to 0."""
-    apart = left - torch.eye(3, dtype=left.dtype, device=left.device)
-    return (-apart.flatten(-2).square().sum(-1) / (2 * NEARNESS**2)).exp()
+def nearness(poses: Tensor, transforms: Tensor) -> Tensor:
+    """Return how close to upright (n, P) each pose brings each image: 1 where it undoes the transform, falling to 0.
+
+    That is ‖P T − I‖² = ⟨PᵀP, TTᵀ⟩ − 2⟨Pᵀ, T⟩ + 3, two products of matrices for all of them.
+
+    Args:
+        poses: (P, 3, 3).
+        transforms: (n, 3, 3), of the images.
+    """
+    squares = (transforms @ transforms.mT).flatten(1) @ (poses.mT @ poses).flatten(1).T
+    apart = squares - 2 * transforms.flatten(1) @ poses.mT.flatten(1).T + 3
+    return (-apart / (2 * NEARNESS**2)).exp()

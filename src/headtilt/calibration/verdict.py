@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from headtilt.calibration.gate import Gate, cost, for_turning, rival
+from headtilt.calibration.gate import Gate, expected_cost, for_turning, lead_of_rival
 from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence
 from headtilt.search.found import Posture
-from headtilt.search.seen import log_weights
 
 TURNED = 10.0  # degrees by which an upright image must not be turned
 KEPT_NEARLY_ALL = 90.0  # per cent of tilted answers: a gate that keeps more has next to no effect
@@ -51,10 +50,10 @@ def straight(bare: Evidence, root: Tensor, answer: Tensor, posture: Posture | No
         answer: (n, Y), what the search answers.
         posture: How it thinks that they lie; None where no head tells.
     """
-    lead = rival(bare, answer)
+    lead = lead_of_rival(bare, answer)
     none = torch.full_like(lead, -math.inf)
     angle = none if posture is None else decompose(posture.pose.double()).rotation.abs().rad2deg().to(lead)
-    return Straight(lead, cost(bare, root, answer), none if posture is None else posture.tilted, angle)
+    return Straight(lead, expected_cost(bare, root, answer), none if posture is None else posture.tilted, angle)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def joined(cases: Sequence[Cases]) -> Cases:
     return type(cases[0])(*(torch.cat([getattr(case, name) for case in cases]) for name in names))
 
 
-def only(cases: Cases, rows: Tensor) -> Cases:
+def rows_of(cases: Cases, rows: Tensor) -> Cases:
     """Return the cases at `rows`."""
     return type(cases)(*(getattr(cases, part.name)[rows] for part in fields(cases)))
 
@@ -126,10 +125,10 @@ def verdict(gate: Gate, straight: Straight, cases: Judged) -> dict[str, Any]:
     }
 
 
-def read(seen: Evidence, poses: Tensor, readout: str) -> Tensor:
-    """Return the logits (n, Y) that views (n, V, …) under poses (n, V, 3, 3) are answered with; see `ITS`."""
+def answer_of_views(seen: Evidence, weights: Tensor, readout: str) -> Tensor:
+    """Return the logits (n, Y) that views (n, V, …) which count by `weights` (n, V) are answered with; see `ITS`."""
     if readout == "marginal":
-        return (seen.logits + log_weights(poses)[..., None]).logsumexp(1)
+        return (seen.logits + weights[..., None]).logsumexp(1)
     return seen.logits[torch.arange(len(seen.logits), device=seen.logits.device), (-seen.energy).argmax(1)]
 
 

@@ -40,12 +40,14 @@ class Evidence:
         features: (…, D), what the taps read, or None where nobody asked for it.
         upright: (…, 1), log-odds that a view shows the image upright, or None where no head tells.
         poses: (…, P), log-probabilities that each pose of a lattice turns the view upright, or None.
+        pose_prior: (…, P), by how much each of these counts before it is seen, as a logarithm, or None.
     """
 
     logits: Tensor
     features: Tensor | None = None
     upright: Tensor | None = None
     poses: Tensor | None = None
+    pose_prior: Tensor | None = None
 
     def at(self, *index: Any) -> Evidence:
         """Return the evidence of the views at an index into the leading axes."""

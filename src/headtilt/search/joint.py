@@ -7,7 +7,7 @@ view has a coordinate in each group, so no order has to be right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -21,7 +21,9 @@ from headtilt.model.views import everywhere
 from headtilt.search.confidence import Confidence, confidence_of_scattered, is_curvature, resolve
 from headtilt.search.found import Found
 from headtilt.search.lattice import covering, elements, first_step
-from headtilt.search.seen import Seen, harvest, join, near_identity, select, tilted_odds
+from headtilt.search.seen import Seen, harvest, join, near_identity, prior_at, select, tilted_odds
+
+FEWEST_FOR_LABEL = 4  # views: the two likeliest poses may both be wrong, and agree
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ class Joint:
             root: Evidence (B, …) of the images as they came; the lattice holds the identity and inherits it.
         """
         survivors = self.survivors
-        if self.lattice is None or root.poses is None:
+        guesses = None if self.lattice is None else root.poses
+        if guesses is None:
             seen = look_around(evaluate, self.levels, self.coarse, root)
         else:
             points, poses = covering(self.levels, self.choices, root.logits)
@@ -134,7 +137,10 @@ class Joint:
             centres = seen.coordinates.gather(1, best.clamp_min(0)[..., None].expand(-1, -1, len(step)))
             moves = torch.cat([torch.diag(step), -torch.diag(step)])
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
-            seen = join(seen, look(evaluate, self.levels, around))
+            closer = look(evaluate, self.levels, around)
+            if guesses is not None and root.pose_prior is not None:
+                closer = replace(closer, prior=prior_at(root.pose_prior, poses, closer.poses))
+            seen = join(seen, closer)
             step = step / 2
         confidence = confidence_of_scattered(self.confidence, seen.evidence.as_orbit(), seen.looked, self.levels)
         return harvest(self.levels, seen, confidence, self.hypotheses, root)
@@ -193,12 +199,14 @@ def look_where_likely(
         raise OptionError(f"the fitted head proposes poses of another lattice than one of {len(poses)}. Fit again.")
     chosen, wanted = likeliest(root.poses, stages[-1], mass)
     first = torch.ones_like(chosen[:, :1], dtype=torch.bool)
-    seen = Seen(coordinates[chosen[:, :1]], poses[chosen[:, :1]], _each(root, 1), first, len(poses) - 1)
+    prior = (torch.zeros_like(root.poses) if root.pose_prior is None else root.pose_prior).gather(1, chosen)
+    here = chosen[:, :1]
+    seen = Seen(coordinates[here], poses[here], _each(root, 1), first, len(poses) - 1, prior[:, :1])
     unsure = first
     for begin, end in pairwise((1, *stages)):
         index, asked = chosen[:, begin:end], wanted[:, begin:end] & unsure
         found = _looked_at(evaluate, poses, root, index, asked)
-        seen = join(seen, Seen(coordinates[index], poses[index], found, asked, 0))
+        seen = join(seen, Seen(coordinates[index], poses[index], found, asked, 0, prior[:, begin:end]))
         if end < stages[-1]:
             unsure = unsure & ~is_sure(seen, sure, upright)[:, None]
     return seen
@@ -232,10 +240,11 @@ def is_sure(seen: Seen, sure: float, upright: float) -> Tensor:
     """
     weights = seen.weights
     label = (seen.evidence.logits + weights[..., None]).logsumexp(1).softmax(1).amax(1)
+    known = (label > sure) & (seen.looked.sum(1) >= FEWEST_FOR_LABEL)
     if seen.evidence.upright is None:
-        return label > sure
+        return known
     tilted = tilted_odds(seen.evidence.upright[..., 0] + weights, near_identity(seen.poses))
-    return (label > sure) | ((-tilted).sigmoid() > upright)
+    return known | ((-tilted).sigmoid() > upright)
 
 
 def _looked_at(evaluate: Evaluate, poses: Tensor, root: Evidence, index: Tensor, asked: Tensor) -> Evidence:

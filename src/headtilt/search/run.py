@@ -87,7 +87,7 @@ def run(
     early = torch.zeros_like(bare.labels, dtype=torch.bool) if gate is None else gate.leaves_early(root)
     some_leave = branching and bool(early.any())
     found = _searched(scored, plan, root, ~early) if some_leave else plan.search(scored, root)
-    return decide(bare, found, gate, readout, early, getattr(calibrator, "say", 1.0))
+    return decide(bare, found, gate, readout, early, getattr(calibrator, "bare_weight", 1.0))
 
 
 def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, wanted: Tensor) -> Found:
@@ -98,7 +98,7 @@ def _searched(evaluate: Evaluate, plan: Plan, root: Evidence, wanted: Tensor) ->
 
 
 def decide(
-    bare: Evidence, found: Found, gate: Judge | None, readout: str, early: Tensor, say: Tensor | float = 1.0
+    bare: Evidence, found: Found, gate: Judge | None, readout: str, early: Tensor, bare_weight: Tensor | float = 1.0
 ) -> Answer:
     """Return the answer and the pose of each image after the gate, which judges each by itself.
 
@@ -108,10 +108,10 @@ def decide(
         gate: None lets the search have its way.
         readout: See `ITS`.
         early: (B,), which images left before the search.
-        say: See `with_bare`.
+        bare_weight: See `with_bare`.
     """
     answer, pose = read_out(found, readout)
-    answer = with_bare(answer, bare, found.posture, say)
+    answer = with_bare(answer, bare, found.posture, bare_weight)
     kept = early if gate is None else early | gate.keeps(bare, found, answer)
     posture = found.posture
     if posture is None:
@@ -143,8 +143,8 @@ def read_out(found: Found, readout: str) -> tuple[Tensor, Tensor]:
     return found.marginal, beam.pose[torch.arange(slot.shape[0], device=slot.device), slot]
 
 
-def with_bare(answer: Tensor, bare: Evidence, posture: Posture | None, say: Tensor | float = 1.0) -> Tensor:
-    """Return logits (B, Y) in which the bare answer has its say, as far as the image seems to have come upright.
+def with_bare(answer: Tensor, bare: Evidence, posture: Posture | None, bare_weight: Tensor | float = 1.0) -> Tensor:
+    """Return logits (B, Y) in which the bare answer counts, as far as the image seems to have come upright.
 
     The head was fitted to say what the bare model says upright. Of an image that is upright the bare model says it
     itself, and without the head's mistakes. So the answer is the geometric mean of both distributions, in which the
@@ -154,12 +154,12 @@ def with_bare(answer: Tensor, bare: Evidence, posture: Posture | None, say: Tens
         answer: (B, Y), what the search would answer.
         bare: What the bare model says of the images as they came.
         posture: How the images lie; None, where no head tells, leaves the answer as it is.
-        say: How much the bare answer counts beside the other where the image is surely upright. A head that was fitted
-            on many images needs little of it.
+        bare_weight: How much the bare answer counts beside the other where the image is surely upright. A head that was
+            fitted on many images needs little of it.
     """
     if posture is None:
         return answer
-    share = say * (-posture.tilted).sigmoid()[:, None].to(answer)
+    share = bare_weight * (-posture.tilted).sigmoid()[:, None].to(answer)
     return (answer + share * floored(bare.log_probs).to(answer)) / (1 + share)
 
 

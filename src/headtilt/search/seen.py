@@ -29,6 +29,7 @@ class Seen:
         evidence: (B, V, …).
         looked: (B, V), which of them the model was shown; what stands at the others means nothing.
         others: How many poses beside the identity they stand for: those of a lattice, seen or not.
+        prior: (B, V), by how much each counted before it was seen, as a logarithm; None where nothing was guessed.
     """
 
     coordinates: Tensor
@@ -36,21 +37,26 @@ class Seen:
     evidence: Evidence
     looked: Tensor
     others: int
+    prior: Tensor | None = None
 
     @property
     def weights(self) -> Tensor:
         """By how much each view counts (B, V), as a logarithm: −∞ for those that were not shown."""
-        return log_weights(self.poses, self.others).masked_fill(~self.looked, float("-inf"))
+        weights = log_weights(self.poses, self.others)
+        weights = weights if self.prior is None else weights + self.prior
+        return weights.masked_fill(~self.looked, float("-inf"))
 
 
 def join(first: Seen, second: Seen) -> Seen:
-    """Return the views of both."""
+    """Return the views of both; something was guessed for both or for none."""
+    guessed = first.prior is not None and second.prior is not None
     return Seen(
         torch.cat([first.coordinates, second.coordinates], dim=1),
         torch.cat([first.poses, second.poses], dim=1),
         concatenate([first.evidence, second.evidence], dim=1),
         torch.cat([first.looked, second.looked], dim=1),
         first.others + second.others,
+        torch.cat([first.prior, second.prior], dim=1) if guessed else None,  # type: ignore[list-item]
     )
 
 
@@ -120,6 +126,18 @@ def log_weights(poses: Tensor, others: int | None = None) -> Tensor:
     count = poses.shape[-3] - 1 if others is None else others
     weight = -math.log(max(count / REFERENCE_VIEWS, 1))
     return torch.where(is_identity(poses), 0.0, weight).to(poses)
+
+
+def prior_at(prior: Tensor, lattice: Tensor, poses: Tensor) -> Tensor:
+    """Return the prior (B, V) of poses that need not lie on a lattice: that of the nearest pose that does.
+
+    Args:
+        prior: (B, P), of the poses of the lattice.
+        lattice: (P, 3, 3).
+        poses: (B, V, 3, 3).
+    """
+    nearest = (poses[:, :, None] - lattice.to(poses)).square().flatten(3).sum(3).argmin(2)
+    return prior.gather(1, nearest)
 
 
 def is_identity(poses: Tensor) -> Tensor:
