@@ -53,7 +53,7 @@ PLANS = {"tree": ht.Tree(samples=7), "joint": ht.Joint(budget=12), "anneal": ht.
 LEVELS = (ht.rotation(), ht.scale(0.25))
 RECIPE = HeadRecipe(hidden=16, looks=1, views=8, epochs=1)
 FIT_IMAGES = 60
-GATE = Gate(margin=0.05, exit_at=0.0, turn_at=0.1)
+GATE = Gate(margin=-2.0, exit_at=0.0, turn_at=0.1)
 
 
 def tilted_images(count: int) -> Tensor:

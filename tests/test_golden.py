@@ -26,7 +26,7 @@ SEARCHES = {
     "refined": ht.Joint(budget=40, rounds=1),
     "anneal": ht.Anneal(budget=12),
 }
-GATES = {"none": None, "cautious": "cautious", "plain": Gate(0.3, 0.5, 0.1)}
+GATES = {"none": None, "cautious": "cautious", "plain": Gate(-2.0, 0.5, 0.1)}
 CASES = ["/".join(case) for case in product(SEARCHES, ("incumbent", "marginal"), (*GATES, "fitted"))]
 
 

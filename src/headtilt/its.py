@@ -79,8 +79,8 @@ class ITS(Estimator, nn.Module):
         calibrator: From Evidence to Evidence; usually set by `fit`. "batch" balances each batch alone, and assumes that
             all classes are equally frequent in it.
         gate: How much better than the bare model's answer a new answer must be: "cautious" (works for any model, and
-            costs about a point on upright images), a number of log-odds, a `Gate`, or None for no gate. `fit` sets a
-            far better one.
+            costs about a point on upright images), a number (at 0 a new answer must gain as much as it may lose; larger
+            numbers, up to 2.3, are stricter), a `Gate`, or None for no gate. `fit` sets a far better one.
 
     Examples:
         >>> from headtilt import Joint, rotation, scale

@@ -636,6 +636,7 @@ def cases(right, upright, lead):
     lead = torch.tensor(lead)
     return Judged(
         lead=lead,
+        score=torch.where(lead > 0, lead, -torch.inf),
         cost=torch.ones_like(lead),
         tilted=torch.zeros_like(lead),
         turned=torch.zeros_like(lead),
@@ -651,10 +652,10 @@ def test_the_weight_of_the_bare_answer_is_the_one_under_which_most_tilted_images
     tilted, straight = [False] * 20, [True] * 20
     bold = cases([True] * 40, [*tilted, *straight], [1.0] * 20 + [-1.0] * 20)
     shy = cases([True] * 10 + [False] * 10 + [True] * 20, [*tilted, *straight], [1.0] * 20 + [-1.0] * 20)
-    tried = [candidate(Weights(bare), those, None, 100, 40, True) for bare, those in ((1.0, shy), (0.0, bold))]
+    tried = [candidate(Weights(bare), those, None, 100, 40) for bare, those in ((1.0, shy), (0.0, bold))]
     assert [one.agreement for one in tried] == [0.5, 1.0]
     assert max(tried, key=lambda one: one.agreement).weights.bare == 0.0
-    assert all(one.margin == 0 for one in tried)  # no upright answer changes
+    assert all(one.margin == -float("inf") for one in tried)  # everything may be lost
 
 
 def test_a_fit_tells_which_weights_it_chose_and_the_head_has_them(digits_net, upright):

@@ -121,7 +121,7 @@ class TestTree:
             check_nothing_is_cut_off(figure)
 
     def test_an_answer_that_the_gate_kept_is_said_to_be(self):
-        result = ungated(network(), LEVELS[:1], samples=9, gate=1e9).search(pictures())
+        result = ungated(network(), LEVELS[:1], samples=9, gate=float("inf")).search(pictures())
         assert bool(result.gated.all())
         words = texts(plot.tree(result, 0).axes[0])
         assert "the gate kept the model's own answer; 9 views" in words

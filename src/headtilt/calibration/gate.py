@@ -1,10 +1,10 @@
 """The gate: the bare model's own answer stays unless the search clearly beats it, so that upright images lose nothing.
 
 A fitted gate is three numbers, all read from the same head and set without labels from a promise: how sure the head
-must be that an image came upright to let it go after one view (*exit*), by how much the search's answer must beat the
-bare one to replace it (*margin*), and how sure the head must be of a pose to turn an image (*turn*). Labels and poses
-are judged each by itself: an image may keep its label and be turned, or get another label and stay as it is. How the
-image seems to lie is part of the answer that is judged (see `search.run.with_bare`).
+must be that an image came upright to let it go after one view (*exit*), by how much what another answer is expected to
+gain must outweigh what it is expected to lose (*margin*), and how sure the head must be of a pose to turn an image
+(*turn*). Labels and poses are judged each by itself: an image may keep its label and be turned, or get another label
+and stay as it is. How the image seems to lie is part of the answer that is judged (see `search.run.with_bare`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from headtilt.errors import OptionError, is_number
 from headtilt.model.evidence import Evidence, floored
-from headtilt.search.found import Found
+from headtilt.search.found import Found, Posture
 
 LEAST_COST = 0.1  # of a change: a model may think less of its answers than they are worth
-FEWEST_IN_TAIL = 20  # images
-TRUE_LENGTH = 1.0  # of the tail of log-odds that are true: what is e times as unlikely happens e times less often
-PRIOR_IMAGES = {True: 20, False: 3}  # that this counts for before any is seen, of scores that should be true or not
-SURE = 1.0  # standard errors by which a tail is taken for thicker than it seems
-UNSEEN = 0.3  # of an answer that is taken for lost beforehand: among few images none may have shown what can be lost
+TILT_COUNTS = 0.5  # as a power, in what a change gains: answers in which the bare one is mixed count it once already
+MOST_MARGIN = 2.3  # either way; −log(LEAST_COST): no answer gains more than all, and none costs less
+# What upright images lose was much alike on networks and images of several kinds: at a margin of 0, so many answers of
+# each; at a margin lower by so much, e times as many. That counts as if it had been seen on so many images more.
+COST_WHERE_EVEN, COST_FALLS_IN, USUAL_COUNTS = 0.001, 0.3, 100
 LABEL_FOR_TILT = 0.5  # how much of the log-odds of another label counts for a tilt
 
 
@@ -57,7 +57,8 @@ class Gate(nn.Module):
     """A fitted or hand-set gate.
 
     Args:
-        margin: Log-odds by which the search's answer must beat the bare model's to replace it.
+        margin: How many times what the search's answer is expected to gain must outweigh what it is expected to lose,
+            as a logarithm: at 0 they must be even. No change outweighs its loss by more than 2.3; see `for_replacing`.
         exit_at: Log-odds of being upright at which an image leaves after one view; infinite for never.
         turn_at: Log-odds of being tilted above which an image is turned; see `for_turning`.
     """
@@ -82,7 +83,7 @@ class Gate(nn.Module):
             return torch.zeros_like(root.labels, dtype=torch.bool)
         return root.upright[..., 0] >= self.exit_at
 
-    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:  # noqa: ARG002
+    def keeps(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:
         """Return for which images (B,) the bare answer stays.
 
         Args:
@@ -90,16 +91,13 @@ class Gate(nn.Module):
             found: What the search found.
             answer: (B, Y), the logits that would be answered with.
         """
-        return lead_over_bare(bare, answer) < self.margin
+        return for_replacing(bare, found.root, answer, found.posture) < self.margin
 
     def turns(self, bare: Evidence, found: Found, answer: Tensor) -> Tensor:
         """Return which images (B,) are turned, of the same arguments, where the head tells how they lie."""
-        lead = lead_over_bare(bare, answer)
-        return (
-            torch.zeros_like(lead, dtype=torch.bool)
-            if found.posture is None
-            else (for_turning(lead, found.posture.tilted) > self.turn_at)
-        )
+        if found.posture is None:
+            return torch.zeros_like(bare.labels, dtype=torch.bool)
+        return for_turning(lead_of_rival(bare, answer), found.posture.tilted) > self.turn_at
 
     def extra_repr(self) -> str:
         """Return the three numbers."""
@@ -109,7 +107,7 @@ class Gate(nn.Module):
 def _threshold(name: str, value: object) -> float:
     """Return a number that is read from JSON or numpy as a float; raise `OptionError` for anything else."""
     if not is_number(value) or math.isnan(value):
-        raise OptionError(f"{name} must be a number of log-odds; got {value!r}.")
+        raise OptionError(f"{name} must be a number; got {value!r}.")
     return float(value)
 
 
@@ -122,11 +120,6 @@ def _numbers(state: Tensor, count: int) -> list[float]:
         )
     found: list[float] = state.tolist()
     return found
-
-
-def lead_over_bare(bare: Evidence, answer: Tensor) -> Tensor:
-    """Return the log-odds (B,) of the best class in an answer (B, Y) against the class that the bare model says."""
-    return answer.amax(1) - answer.gather(1, bare.labels[:, None])[:, 0]
 
 
 def lead_of_rival(bare: Evidence, answer: Tensor) -> Tensor:
@@ -146,10 +139,33 @@ def expected_cost(bare: Evidence, root: Tensor, answer: Tensor) -> Tensor:
         root: (B, Y), what the head says of the same.
         answer: (B, Y), what the search answers; of the classes that the bare model does not say, the best counts.
     """
-    own = bare.labels[:, None]
+    return -_gain(((floored(root) + floored(bare.log_probs).to(root)) / 2).softmax(1), bare.labels, answer)
+
+
+def for_replacing(bare: Evidence, root: Tensor, answer: Tensor, posture: Posture | None) -> Tensor:
+    """Return what speaks for replacing bare answers (B,): what is expected to be gained over what it may cost.
+
+    It is a logarithm, and −∞ where the search's answer is the bare one. What counts as gained is by how much the new
+    answer is more probable after all views, for as far as the image seems to be tilted; what it may cost is told by the
+    image as it came. Among all rules that lose the same on upright images, this ratio lets through what gains most.
+
+    Args:
+        bare: What the bare model says of the images as they came.
+        root: (B, Y), what the head says of the same.
+        answer: (B, Y), what the search answers.
+        posture: How it thinks that they lie; None where no head tells.
+    """
+    gain = _gain(floored(answer).softmax(1), bare.labels, answer).clamp_min(0).log()
+    cost = expected_cost(bare, root, answer).clamp_min(LEAST_COST).log().to(gain)
+    tilt = 0.0 if posture is None else TILT_COUNTS * nn.functional.logsigmoid(posture.tilted).to(gain)
+    return gain + tilt - cost
+
+
+def _gain(probabilities: Tensor, labels: Tensor, answer: Tensor) -> Tensor:
+    """Return by how much the best other class in an answer (B, Y) is more probable (B,) than the bare labels (B,)."""
+    own = labels[:, None]
     other = answer.scatter(1, own, -math.inf).argmax(1, keepdim=True)
-    truth = ((floored(root) + floored(bare.log_probs).to(root)) / 2).softmax(1)
-    return (truth.gather(1, own) - truth.gather(1, other))[:, 0]
+    return (probabilities.gather(1, other) - probabilities.gather(1, own))[:, 0]
 
 
 def for_turning(lead: Tensor, tilted: Tensor) -> Tensor:
@@ -211,52 +227,43 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     if gate == "cautious":
         return CautiousGate()
     if is_number(gate):
+        if MOST_MARGIN < float(gate) < math.inf:
+            raise OptionError(
+                f"gate must be a number up to {MOST_MARGIN:g}: how many times, as a logarithm, an answer must gain what "
+                f"it may cost; got {gate!r}, which no answer reaches. 0 lets an answer through where both are even; "
+                "math.inf keeps all bare answers."
+            )
         return Gate(float(gate))
     if gate is not None and not (hasattr(gate, "leaves_early") and hasattr(gate, "keeps")):
-        raise OptionError(
-            f'gate must be a number of log-odds, "cautious", a Gate or None; got {gate!r}. For no gate use None.'
-        )
+        raise OptionError(f'gate must be a number, "cautious", a Gate or None; got {gate!r}. For no gate use None.')
     return cast(Gate | None, gate)
 
 
-def margin_for(
-    scores: Tensor, costs: Tensor, points: float, images: int | None = None, *, true_odds: bool = True
-) -> float:
+def margin_for(scores: Tensor, costs: Tensor, points: float, images: int | None = None) -> float:
     """Return the smallest margin under which replacing answers should cost at most `points` of upright accuracy.
 
-    A promise of half a point is about few images in a thousand, and there may be a hundred: what the very worst of them
-    say is chance. So the scores of images that come next to being replaced, such as cost three times what may be lost,
-    are taken for an exponential tail. How long it is, is known beforehand but for the head's own mistakes, where scores
-    are log-odds: where these are true, the length is 1. What is seen moves that the more, the more images there are.
-    The tail is taken for thicker than it seems, so that few images make a gate careful.
+    What a margin loses is the cost of the changes that it lets through. Half a point is about few images in a thousand,
+    and there may be a hundred: what these say is chance. But networks and images of many kinds lose much the same at
+    one margin, for a score is what is gained over what is lost. So that counts as if it had been seen on so many images
+    more, and the fewer images, the nearer the margin stays to where gain and loss are even.
 
     Args:
-        scores: (n,), log-odds of the best other class against the bare answer, of upright images that had no part in
-            the fit.
-        costs: (n,), what it is expected to cost to answer with that class; see `expected_cost`.
+        scores: (n,), what speaks for changing the answers of upright images that had no part in the fit; −∞ where
+            nothing does. See `for_replacing`.
+        costs: (n,), what changing them is expected to cost; see `expected_cost`.
         points: The promise.
-        images: How many images these are looks at, where that is not `n`: two looks at one image tell little more.
-        true_odds: Whether scores should be true log-odds: those of a head that learned to sum over views. The bare
-            logits of a network have a scale of their own.
+        images: How many images these are looks at, where that is not `n`.
     """
-    count = len(scores)
-    allowed = points / 100 * count  # answers
-    if not allowed:
-        return math.inf
-    alike = max(count / (images or count), 1)
+    images = images or len(scores)
     order = scores.double().argsort(descending=True)
-    ordered = scores.double()[order]
-    spent = torch.where(ordered > 0, costs.double()[order].clamp_min(LEAST_COST), 0.0)
-    rank = max(int((spent.cumsum(0) < 3 * allowed).sum()), math.ceil(alike * FEWEST_IN_TAIL))
-    start = max(float(ordered[min(rank, count - 1)]), 0.0)  # below zero no answer is replaced
-    beyond = (ordered - start).clamp_min(0)
-    spent = spent * (beyond > 0)
-    thick = float(spent.sum()) + SURE * math.sqrt(alike * float(spent.square().sum())) + alike * UNSEEN
-    if thick <= allowed:
-        return start
-    tail, before = int((beyond > 0).sum()) / alike, PRIOR_IMAGES[true_odds]  # images
-    length = (float(beyond.sum()) / alike + before * TRUE_LENGTH) / (tail + before)
-    return start + length * math.log(thick / allowed)
+    spent = torch.where(scores > -math.inf, costs.double(), 0.0)[order].clamp_min(0).cumsum(0)
+    spent = torch.cat([spent.new_zeros(1), spent]) * images / len(scores)
+    margins = torch.linspace(-MOST_MARGIN, MOST_MARGIN, 1 + 2 * round(100 * MOST_MARGIN), dtype=torch.float64).flip(0)
+    let_through = torch.searchsorted(-scores.double()[order], -margins.to(scores.device), right=True).cpu()
+    usual = (COST_WHERE_EVEN * torch.exp(-margins / COST_FALLS_IN)).clamp_max(1)
+    lost = (spent.cpu()[let_through] + USUAL_COUNTS * usual) / (images + USUAL_COUNTS)
+    within = margins[lost <= points / 100].tolist()
+    return math.inf if not within else -math.inf if len(within) == len(margins) else round(within[-1], 2)
 
 
 def quantile_for(scores: Tensor, points: float) -> float:

@@ -115,11 +115,8 @@ class GateFitting:
         """
         images = sum(part.images for part in held_out)
         judged = [self.judge(part.looks, part.calibrator, upright) for part in held_out]
-        true_odds = searched is None and isinstance(calibrator, OrbitHead)
         tried = [
-            candidate(
-                weights, joined([by[weights] for by in judged]), searched, self.promise.upright, images, true_odds
-            )
+            candidate(weights, joined([by[weights] for by in judged]), searched, self.promise.upright, images)
             for weights in judged[0]
         ]
         best = max(tried, key=lambda one: one.agreement)
@@ -203,9 +200,7 @@ class GateFitting:
             )
 
 
-def candidate(
-    weights: Weights, cases: Judged, searched: Straight | None, points: float, images: int, true_odds: bool
-) -> Candidate:
+def candidate(weights: Weights, cases: Judged, searched: Straight | None, points: float, images: int) -> Candidate:
     """Return the margin for one choice of weights.
 
     Args:
@@ -214,8 +209,7 @@ def candidate(
         searched: What the search made of upright images, where it answers in another way than the looks were judged.
         points: The promise.
         images: How many images these are looks at.
-        true_odds: See `margin_for`.
     """
     upright: Straight = rows_of(cases, cases.upright) if searched is None else searched
-    margin = margin_for(upright.lead, upright.cost, points, images, true_odds=true_odds)
+    margin = margin_for(upright.score, upright.cost, points, images)
     return Candidate(weights, cases, upright, margin)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from headtilt.calibration.gate import Gate, expected_cost, for_turning, lead_of_rival
+from headtilt.calibration.gate import Gate, expected_cost, for_replacing, for_turning, lead_of_rival
 from headtilt.geometry.groups import decompose
 from headtilt.model.evidence import Evidence
 from headtilt.search.found import Posture
@@ -25,12 +25,14 @@ class Straight:
 
     Attributes:
         lead: (n,), log-odds of the best rival against the bare answer.
-        cost: (n,), what it is expected to cost to answer with that rival.
+        score: (n,), what speaks for answering with that rival; −∞ where the search does not.
+        cost: (n,), what it is expected to cost.
         tilted: (n,), log-odds that the image came tilted; −∞ where no head tells.
         turned: (n,), by how many degrees it would be turned.
     """
 
     lead: Tensor
+    score: Tensor
     cost: Tensor
     tilted: Tensor
     turned: Tensor
@@ -53,7 +55,13 @@ def straight(bare: Evidence, root: Tensor, answer: Tensor, posture: Posture | No
     lead = lead_of_rival(bare, answer)
     none = torch.full_like(lead, -math.inf)
     angle = none if posture is None else decompose(posture.pose.double()).rotation.abs().rad2deg().to(lead)
-    return Straight(lead, expected_cost(bare, root, answer), none if posture is None else posture.tilted, angle)
+    return Straight(
+        lead,
+        for_replacing(bare, root, answer, posture),
+        expected_cost(bare, root, answer),
+        none if posture is None else posture.tilted,
+        angle,
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class Judged(Straight):
 
     def kept(self, margin: float) -> Tensor:
         """Return which bare answers (n,) stay."""
-        return self.lead < margin
+        return self.score < margin
 
     def harm(self, margin: float) -> Tensor:
         """Return (n,) 1 where leaving early would lose what the gated search has, −1 where it would save it."""
@@ -119,7 +127,7 @@ def verdict(gate: Gate, straight: Straight, cases: Judged) -> dict[str, Any]:
     return {
         "tilted": agreement(tilted & ~cases.exact),
         "turned exactly": agreement(tilted & cases.exact),
-        "upright answers replaced": share((straight.lead > 0) & (straight.lead >= gate.margin)),
+        "upright answers replaced": share((straight.lead > 0) & (straight.score >= gate.margin)),
         "upright images turned": share((straight.for_turning > gate.turn_at) & (straight.turned > TURNED)),
         "tilted answers kept by the gate": share(kept[tilted]),
     }
