@@ -389,7 +389,7 @@ def test_calibrators_that_mean_nothing_are_refused_at_the_door(digits_net, calib
 
 @pytest.mark.parametrize("number", [2.5, np.float64(1e9), 3])
 def test_a_number_that_no_answer_reaches_is_refused(digits_net, number):
-    with pytest.raises(ht.OptionError, match=r"gate must be a number up to 2.3, .* math.inf keeps all bare answers"):
+    with pytest.raises(ht.OptionError, match=r"gate must be a number up to 2.3: .* math.inf keeps all bare answers"):
         ht.ITS(digits_net, gate=number)
 
 

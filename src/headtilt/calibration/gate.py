@@ -229,8 +229,8 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
     if is_number(gate):
         if MOST_MARGIN < float(gate) < math.inf:
             raise OptionError(
-                f"gate must be a number up to {MOST_MARGIN:g}: how many times, as a logarithm, an answer must gain what "
-                f"it may cost; got {gate!r}, which no answer reaches. 0 lets an answer through where both are even; "
+                f"gate must be a number up to {MOST_MARGIN:g}: how many times, as a logarithm, an answer must gain "
+                f"what it may cost; got {gate!r}, which no answer reaches. 0 lets an answer through where both are even; "
                 "math.inf keeps all bare answers."
             )
         return Gate(float(gate))
