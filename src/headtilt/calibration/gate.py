@@ -230,7 +230,7 @@ def checked_gate(gate: object) -> Gate | CautiousGate | None:
         if MOST_MARGIN < float(gate) < math.inf:
             raise OptionError(
                 f"gate must be a number up to {MOST_MARGIN:g}: how many times, as a logarithm, an answer must gain "
-                f"what it may cost; got {gate!r}, which no answer reaches. 0 lets an answer through where both are even; "
+                f"what it may cost; got {gate!r}, which none reaches. 0 lets an answer through where both are even; "
                 "math.inf keeps all bare answers."
             )
         return Gate(float(gate))
