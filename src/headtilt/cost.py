@@ -6,6 +6,7 @@ of the same images upright.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from headtilt.model.predictor import Predictor
 from headtilt.progress import Progress
 from headtilt.result import SearchResult
 from headtilt.search.joint import Joint
+from headtilt.search.lattice import elements
 from headtilt.search.plan import Plan
 
 FEWEST_IMAGES = 2
@@ -159,7 +161,7 @@ def tried(plan: Plan, budgets: Sequence[int] | None) -> list[int]:
         return wanted
     if not isinstance(plan, Joint) or plan.rounds or plan.choices < plan.budget:
         return []
-    most = 2 * plan.most_views if plan.lattice is None else plan.choices
+    most = min(2 * plan.most_views, elements(plan.levels) or math.inf) if plan.lattice is None else plan.choices
     return [budget for budget in BUDGETS if budget <= most]
 
 

@@ -44,11 +44,13 @@ def likely(*rows):
 
 
 def test_the_likeliest_poses_are_looked_at_until_they_hold_the_mass():
-    points, poses = covering(LEVELS, 5, torch.zeros(1))
+    _, poses = covering(LEVELS, 5, torch.zeros(1))
     guesses = likely([0.6, 0.1, 0.2, 0.05, 0.05], [0.01, 0.01, 0.96, 0.01, 0.01], [0.2, 0.2, 0.2, 0.2, 0.2])
     root = Evidence(torch.zeros(3, 3), upright=torch.zeros(3, 1), poses=guesses)
     asked = Asked()
-    seen = look_where_likely(asked, points, poses, root, stages=(4,), mass=0.85, sure=1.0, upright=1.0)
+    seen = look_where_likely(
+        ht.Joint(LEVELS, budget=4, lattice=len(poses), first=4, mass=0.85, sure=1.0, upright=1.0), asked, root
+    )
     assert [index for index, _ in asked.views] == [0, 0, 2, 2, 2]
     assert torch.equal(asked.views[0][1], poses[0])
     assert torch.equal(asked.views[1][1], poses[1])
@@ -59,11 +61,13 @@ def test_the_likeliest_poses_are_looked_at_until_they_hold_the_mass():
 
 
 def test_a_pose_that_was_guessed_counts_more():
-    points, poses = covering(LEVELS, 5, torch.zeros(1))
+    _, poses = covering(LEVELS, 5, torch.zeros(1))
     guesses = likely([0.6, 0.1, 0.2, 0.05, 0.05], [0.2] * 5)
     prior = 0.5 * above_chance(guesses)
     root = Evidence(torch.zeros(2, 3), upright=torch.zeros(2, 1), poses=guesses, pose_prior=prior)
-    seen = look_where_likely(Asked(), points, poses, root, stages=(5,), mass=1.0, sure=1.0, upright=1.0)
+    seen = look_where_likely(
+        ht.Joint(LEVELS, budget=5, lattice=len(poses), first=5, mass=1.0, sure=1.0, upright=1.0), Asked(), root
+    )
     added = seen.weights - log_weights(seen.poses, seen.others)
     assert_close(added[0].sort().values, prior[0].sort().values)
     assert_close(added[0, :2], prior[0, [2, 0]])  # the identity, and the likeliest other
@@ -94,19 +98,20 @@ def test_the_more_views_the_longer_guessing_is_learned(views, wanted):
 
 
 def test_a_sure_guess_of_upright_takes_no_view_at_all():
-    points, poses = covering(LEVELS, 5, torch.zeros(1))
+    _, poses = covering(LEVELS, 5, torch.zeros(1))
     root = Evidence(torch.ones(1, 3), poses=likely([1e-9, 1e-9, 1 - 4e-9, 1e-9, 1e-9]))
     asked = Asked()
-    seen = look_where_likely(asked, points, poses, root, stages=(4,), mass=0.9, sure=1.0, upright=1.0)
+    seen = look_where_likely(
+        ht.Joint(LEVELS, budget=4, lattice=len(poses), first=4, mass=0.9, sure=1.0, upright=1.0), asked, root
+    )
     assert asked.views == []
     assert torch.equal(seen.evidence.logits[:, 0], root.logits)
 
 
 def test_guesses_of_another_lattice_are_refused():
-    points, poses = covering(LEVELS, 7, torch.zeros(1))
     with pytest.raises(ht.OptionError, match="another lattice than one of 7"):
         look_where_likely(
-            Asked(), points, poses, Evidence(torch.ones(1, 3), poses=torch.zeros(1, 5)), (4,), 0.9, 1.0, 1.0
+            ht.Joint(LEVELS, budget=4, lattice=7), Asked(), Evidence(torch.ones(1, 3), poses=torch.zeros(1, 5))
         )
 
 
@@ -145,23 +150,27 @@ class Told:
 
 
 def test_images_whose_label_is_sure_are_not_looked_at_again():
-    points, poses = covering(LEVELS, 9, torch.zeros(1))
+    _, poses = covering(LEVELS, 9, torch.zeros(1))
     first = torch.full((9,), 0.1)
     first[0] = 0.2  # the telling pose is this one's best guess, and the other's last one
     last = torch.full((9,), 0.1)
     last[0], last[4] = 0.01, 0.19
     root = Evidence(torch.zeros(2, 3), upright=torch.full((2, 1), -3.0), poses=torch.stack([first, last]).log())
     asked = Told(poses)
-    seen = look_where_likely(asked, points, poses, root, stages=(2, 4, 8), mass=1.0, sure=0.99, upright=0.9)
+    seen = look_where_likely(
+        ht.Joint(LEVELS, budget=8, lattice=len(poses), first=2, mass=1.0, sure=0.99, upright=0.9), asked, root
+    )
     assert asked.rounds == [[0, 1], [0, 0, 1, 1], [1, 1, 1, 1]], "two views may both be wrong"
     assert seen.looked.sum(1).tolist() == [4, 8]
 
 
 def test_images_that_are_surely_upright_are_not_looked_at_again():
-    points, poses = covering(LEVELS, 9, torch.zeros(1))
+    _, poses = covering(LEVELS, 9, torch.zeros(1))
     root = Evidence(torch.zeros(2, 3), upright=torch.tensor([[4.0], [0.0]]), poses=torch.full((2, 9), 1 / 9).log())
     for upright, views in ((0.9, [2, 4]), (0.99, [4, 4]), (1.0, [4, 4])):
-        seen = look_where_likely(Asked(), points, poses, root, stages=(2, 4), mass=1.0, sure=1.0, upright=upright)
+        seen = look_where_likely(
+            ht.Joint(LEVELS, budget=4, lattice=len(poses), first=2, mass=1.0, sure=1.0, upright=upright), Asked(), root
+        )
         assert seen.looked.sum(1).tolist() == views
 
 

@@ -249,14 +249,23 @@ def test_where_the_likely_poses_are_just_enough_no_other_is_looked_at():
         asked.append(len(index))
         return Evidence(torch.zeros(len(index), 3))
 
-    points, poses = covering((ht.rotation(),), 4, torch.zeros(1))
+    _, poses = covering((ht.rotation(),), 4, torch.zeros(1))
     likely = torch.tensor([[0.125, 0.25, 0.5, 0.125]]).log()  # of four, the identity is the third
     root = Evidence(torch.zeros(1, 3), poses=likely)
     assert (
-        look_where_likely(evaluate, points, poses, root, stages=(4,), mass=0.5, sure=1.0, upright=1.0).looked.sum() == 1
+        look_where_likely(
+            ht.Joint((ht.rotation(),), budget=4, lattice=len(poses), first=4, mass=0.5, sure=1.0, upright=1.0),
+            evaluate,
+            root,
+        ).looked.sum()
+        == 1
     )
     assert (
-        look_where_likely(evaluate, points, poses, root, stages=(4,), mass=0.75, sure=1.0, upright=1.0).looked.sum()
+        look_where_likely(
+            ht.Joint((ht.rotation(),), budget=4, lattice=len(poses), first=4, mass=0.75, sure=1.0, upright=1.0),
+            evaluate,
+            root,
+        ).looked.sum()
         == 2
     )
     assert asked == [1]

@@ -127,9 +127,9 @@ def test_tensors_that_are_not_the_ones_described_are_refused(tmp_path: Path) -> 
 def test_another_format_is_refused_by_its_number_with_what_to_do(tmp_path: Path, found: object) -> None:
     ht.ITS(Net()).save(tmp_path)
     config = json.loads((tmp_path / bundle.CONFIG).read_text())
-    assert config["format"] == bundle.FORMAT == 3
+    assert config["format"] == bundle.FORMAT == 4
     (tmp_path / bundle.CONFIG).write_text(json.dumps({**config, "format": found}))
-    with pytest.raises(ht.DataError, match=rf"format {found!r}; this version reads 3.*Fit again with .*, and save"):
+    with pytest.raises(ht.DataError, match=rf"format {found!r}; this version reads 4.*Fit again with .*, and save"):
         ht.ITS.load(tmp_path, Net())
 
 

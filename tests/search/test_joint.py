@@ -240,7 +240,7 @@ def test_the_marginal_is_the_weighed_logsumexp_over_all_views_and_near_over_thos
     weighed = everything + log_weights(trace.poses[0])[:, None]
     assert_close(weighed[18], root.logits[0])
     assert_close(found.marginal, weighed.logsumexp(0)[None])
-    close = near_identity(trace.poses[0])
+    close = near_identity(trace.poses[0], trace.levels)
     assert 1 < int(close.sum()) < 6
     assert_close(found.near[0], weighed[close].logsumexp(0))
     assert_close(trace.energy[0], -everything.logsumexp(1))

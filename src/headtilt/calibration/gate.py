@@ -139,7 +139,8 @@ def expected_cost(bare: Evidence, root: Tensor, answer: Tensor) -> Tensor:
         root: (B, Y), what the head says of the same.
         answer: (B, Y), what the search answers; of the classes that the bare model does not say, the best counts.
     """
-    return -_gain(((floored(root) + floored(bare.log_probs).to(root)) / 2).softmax(1), bare.labels, answer)
+    both = floored(root.log_softmax(1)) + floored(bare.log_probs).to(root)
+    return -_gain((both / 2).softmax(1), bare.labels, answer)
 
 
 def for_replacing(bare: Evidence, root: Tensor, answer: Tensor, posture: Posture | None) -> Tensor:
@@ -155,7 +156,7 @@ def for_replacing(bare: Evidence, root: Tensor, answer: Tensor, posture: Posture
         answer: (B, Y), what the search answers.
         posture: How it thinks that they lie; None where no head tells.
     """
-    gain = _gain(floored(answer).softmax(1), bare.labels, answer).clamp_min(0).log()
+    gain = _gain(answer.softmax(1), bare.labels, answer).clamp_min(0).log()
     cost = expected_cost(bare, root, answer).clamp_min(LEAST_COST).log().to(gain)
     tilt = 0.0 if posture is None else TILT_COUNTS * nn.functional.logsigmoid(posture.tilted).to(gain)
     return gain + tilt - cost

@@ -179,7 +179,7 @@ class GateFitting:
         first = as_it_came(calibrator, bare).reshape(len(truth), 1)
         said = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
         told, even, guessed = said.upright, log_weights(seen.poses), torch.zeros_like(seen.poses[..., 0, 0])
-        if first.poses is not None and self.plan.choices is not None:
+        if first.poses is not None and self.plan.lattice is not None:
             _, lattice = covering(self.plan.levels, self.plan.choices, seen.poses)
             guessed = prior_at(above_chance(first.poses[:, 0]), lattice, seen.poses)
         trust = torch.full_like(said.logits[:, 0, 0], -math.inf) if told is None else told[:, 0, 0]

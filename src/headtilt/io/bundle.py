@@ -28,10 +28,11 @@ from headtilt.model.evidence import Evidence
 from headtilt.model.fingerprint import Fingerprint
 from headtilt.search.plan import PLANS, Plan, name_of
 
-FORMAT = 3
+FORMAT = 4
 FARTHEST = 100  # of a group's parameter: a factor of e^100 is beyond any image, and exponentials stay finite
 FINITE = {"reflection": reflection, "quarter_turns": quarter_turns}
 THRESHOLDS = ("margin", "exit_at", "turn_at")
+WEIGHTS = ("bare_weight", "guess_weight")
 CONFIG, TENSORS = "headtilt.json", "headtilt.safetensors"
 MOST_CONFIG, MOST_TENSORS = 16_000_000, 4_000_000_000  # bytes
 HOW_TO_WRITE = "headtilt fit writes one, and so does robust.save(folder)."
@@ -47,7 +48,16 @@ MOST = {
     "chunk": 10**6,
 }
 KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-AXES = {"bias": 1, "weight": 2, "means": 2, "scale": 0, "bank": 3, "mean": 1, "deviation": 1}
+AXES = {
+    "bias": 1,
+    "weight": 2,
+    "means": 2,
+    "scale": 0,
+    "bank": 3,
+    "mean": 1,
+    "deviation": 1,
+    **dict.fromkeys(WEIGHTS, 0),
+}
 
 
 def check_place(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -190,6 +200,8 @@ def _check_tensors(tensors: dict[str, Tensor], path: Path) -> None:
             raise DataError(f"{path} holds {value.dtype} in {name}, where floats belong. Fit and save it again.")
         if not bool(value.isfinite().all()):
             raise DataError(f"{path} holds numbers that are not finite, in {name}. Fit and save it again.")
+        if name.removeprefix("calibrator.") in WEIGHTS and not 0 <= float(value) <= 1:
+            raise DataError(f"{path} holds {float(value):g} in {name}, a weight from 0 to 1. Fit and save it again.")
         axes = AXES.get(name.removeprefix("calibrator."))
         if axes not in (None, value.ndim) or value.numel() == 0:
             raise DataError(f"{path} holds {tuple(value.shape)} in {name}, which is no such table. Save it again.")

@@ -156,7 +156,8 @@ def write_module(
         if target.suffix == ".onnx":
             _write_onnx(program, example, unfinished, outputs, information)
         else:
-            torch.export.save(program, unfinished, extra_files={"headtilt.json": json.dumps(dict(information))})
+            with unfinished.open("wb") as file:  # of a name that does not end in .pt2 it would warn
+                torch.export.save(program, file, extra_files={"headtilt.json": json.dumps(dict(information))})
 
 
 def metadata(graph: Graph, shape: Sequence[int], labels: Sequence[str] | None) -> dict[str, str]:

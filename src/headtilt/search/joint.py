@@ -128,8 +128,7 @@ class Joint:
         if guesses is None:
             seen = look_around(evaluate, self.levels, self.coarse, root)
         else:
-            points, poses = covering(self.levels, self.choices, root.logits)
-            seen = look_where_likely(evaluate, points, poses, root, self.stages, self.mass, self.sure, self.upright)
+            seen = look_where_likely(self, evaluate, root)
         step = root.logits.new_tensor([first_step(group, self.coarse) for group in self.levels] if self.rounds else [])
         for keep in survivors:
             confidence = confidence_of_scattered(self.confidence, seen.evidence.as_orbit(), seen.looked, self.levels)
@@ -139,6 +138,7 @@ class Joint:
             around = wrap(self.levels, (centres[:, :, None] + moves).flatten(1, 2))
             closer = look(evaluate, self.levels, around)
             if guesses is not None and root.pose_prior is not None:
+                _, poses = covering(self.levels, self.choices, root.logits)
                 closer = replace(closer, prior=prior_at(root.pose_prior, poses, closer.poses))
             seen = join(seen, closer)
             step = step / 2
@@ -173,31 +173,20 @@ def look_around(evaluate: Evaluate, levels: tuple[Group, ...], count: int, root:
     return Seen(coordinates.expand(batch, -1, -1), poses.expand(batch, -1, -1, -1), found, looked, count - 1)
 
 
-def look_where_likely(
-    evaluate: Evaluate,
-    coordinates: Tensor,
-    poses: Tensor,
-    root: Evidence,
-    stages: Sequence[int],
-    mass: float,
-    sure: float,
-    upright: float,
-) -> Seen:
+def look_where_likely(plan: Joint, evaluate: Evaluate, root: Evidence) -> Seen:
     """Return the image as it came, and views of each image under the poses that are likely for it.
 
     Args:
+        plan: How to search.
         evaluate: What the classifier says of views.
-        coordinates: (P, L), of a lattice.
-        poses: (P, 3, 3), of the same; the one in the middle is the identity.
-        root: Evidence (B, …) of the images as they came, with log-probabilities (B, P) of the poses.
-        stages: Views of one image after which those are left alone of which the head is sure; the last are the most.
-        mass: Probability at which no more are looked at.
-        sure: See `is_sure`.
-        upright: See `is_sure`.
+        root: Evidence (B, …) of the images as they came, with log-probabilities (B, P) of the poses of the lattice, of
+            which the one in the middle is the identity.
     """
+    coordinates, poses = covering(plan.levels, plan.choices, root.logits)
+    stages = plan.stages
     if root.poses is None or root.poses.shape[-1] != len(poses):
         raise OptionError(f"the fitted head proposes poses of another lattice than one of {len(poses)}. Fit again.")
-    chosen, wanted = likeliest(root.poses, stages[-1], mass)
+    chosen, wanted = likeliest(root.poses, stages[-1], plan.mass)
     first = torch.ones_like(chosen[:, :1], dtype=torch.bool)
     prior = (torch.zeros_like(root.poses) if root.pose_prior is None else root.pose_prior).gather(1, chosen)
     here = chosen[:, :1]
@@ -208,7 +197,7 @@ def look_where_likely(
         found = _looked_at(evaluate, poses, root, index, asked)
         seen = join(seen, Seen(coordinates[index], poses[index], found, asked, 0, prior[:, begin:end]))
         if end < stages[-1]:
-            unsure = unsure & ~is_sure(seen, sure, upright)[:, None]
+            unsure = unsure & ~is_sure(plan, seen)[:, None]
     return seen
 
 
@@ -218,7 +207,8 @@ def likeliest(guesses: Tensor, most: int, mass: float) -> tuple[Tensor, Tensor]:
     Args:
         guesses: (B, P), log-probabilities of the poses; the one in the middle is the identity, which is seen already.
         most: How many.
-        mass: Probability of the poses before it at which a pose is worth none.
+        mass: Probability of the poses before it at which a pose is worth none; at 1 all are worth one, also where
+            rounding makes a sum of fewer come to 1.
     """
     likely, here = guesses.exp(), guesses.shape[-1] // 2
     others = likely.clone()
@@ -227,24 +217,24 @@ def likeliest(guesses: Tensor, most: int, mass: float) -> tuple[Tensor, Tensor]:
     before = likely[:, here, None] + best.values.cumsum(1) - best.values
     identity = torch.full_like(best.indices[:, :1], here)
     chosen = torch.cat([identity, best.indices], dim=1)
-    return chosen, torch.cat([torch.ones_like(identity, dtype=torch.bool), before < mass], dim=1)
+    worth = before < mass if mass < 1 else torch.ones_like(before, dtype=torch.bool)
+    return chosen, torch.cat([torch.ones_like(identity, dtype=torch.bool), worth], dim=1)
 
 
-def is_sure(seen: Seen, sure: float, upright: float) -> Tensor:
+def is_sure(plan: Joint, seen: Seen) -> Tensor:
     """Return of which images (B,) the views seen so far say enough: the label, or that the image came upright.
 
     Args:
+        plan: How sure that must be.
         seen: Views that a head has scored.
-        sure: Probability of a label at which no more is asked.
-        upright: Probability of having come upright at which no more is asked.
     """
     weights = seen.weights
     label = (seen.evidence.logits + weights[..., None]).logsumexp(1).softmax(1).amax(1)
-    known = (label > sure) & (seen.looked.sum(1) >= FEWEST_FOR_LABEL)
+    known = (label > plan.sure) & (seen.looked.sum(1) >= FEWEST_FOR_LABEL)
     if seen.evidence.upright is None:
         return known
-    tilted = tilted_odds(seen.evidence.upright[..., 0] + weights, near_identity(seen.poses))
-    return known | ((-tilted).sigmoid() > upright)
+    tilted = tilted_odds(seen.evidence.upright[..., 0] + weights, near_identity(seen.poses, plan.levels))
+    return known | ((-tilted).sigmoid() > plan.upright)
 
 
 def _looked_at(evaluate: Evaluate, poses: Tensor, root: Evidence, index: Tensor, asked: Tensor) -> Evidence:

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 
 from headtilt.geometry.groups import FiniteGroup, Group, matrices
 
+POSES_TRIED = 64  # by which it is told how far levels move an image
 KEPT = 256  # lattices kept at most: a process has a few, a test run some hundreds
 
 Numbers = tuple[tuple[float, ...], ...]
@@ -81,6 +82,13 @@ def _covering(levels: tuple[Group, ...], count: int) -> tuple[Numbers, tuple[Num
     points = lattice(levels, count)
     poses = matrices(levels, points)
     return tuple(map(tuple, points.tolist())), tuple(tuple(map(tuple, pose)) for pose in poses.tolist())
+
+
+@lru_cache(maxsize=KEPT)
+def farthest(levels: tuple[Group, ...]) -> float:
+    """Return the distance ‖T − I‖_F of the pose that moves images most."""
+    _, poses = _covering(levels, POSES_TRIED)
+    return max(math.dist(sum(pose, ()), (1, 0, 0, 0, 1, 0, 0, 0, 1)) for pose in poses)
 
 
 def covering(levels: tuple[Group, ...], count: int, like: Tensor) -> tuple[Tensor, Tensor]:

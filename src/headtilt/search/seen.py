@@ -12,11 +12,12 @@ from torch import Tensor
 from headtilt.geometry.groups import Group, matrices, shortest_difference, wrap
 from headtilt.model.evidence import Evidence, concatenate
 from headtilt.search.found import Beam, Found, LatticeTrace, Posture
+from headtilt.search.lattice import farthest
 
 REFERENCE_VIEWS = 16  # as many as all views beside the identity count for, where there are more of them
 CANDIDATES = 8  # views among which the pose with the most mass around it is looked for
 POSE_WIDTH = 0.25  # distance ‖A − B‖ within which views speak for the same pose: a turn by 10°
-NEAR = 0.5  # distance ‖T − I‖ up to which a pose moves an image little
+NEAR = 0.5  # distance ‖T − I‖ up to which a pose moves an image little, or half of the farthest pose if that is less
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def harvest(levels: tuple[Group, ...], seen: Seen, confidence: Tensor, keep: int
     chosen = select(confidence[:, None], seen.evidence.labels[:, None], keep)
     rows, index = torch.arange(chosen.shape[0], device=chosen.device)[:, None], chosen.clamp_min(0)
     taken = confidence[rows, index]
-    weights, close = seen.weights, near_identity(seen.poses)
+    weights, close = seen.weights, near_identity(seen.poses, levels)
     weighed = seen.evidence.logits + weights[..., None]
     upright, lies = seen.evidence.upright, None
     if upright is not None:
@@ -145,10 +146,13 @@ def is_identity(poses: Tensor) -> Tensor:
     return (poses == torch.eye(3, dtype=poses.dtype, device=poses.device)).flatten(-2).all(-1)
 
 
-def near_identity(poses: Tensor) -> Tensor:
-    """Return whether poses (…, 3, 3) move the image little: ‖T − I‖_F ≤ 1/2, a rotation by 20° or so."""
+def near_identity(poses: Tensor, levels: Sequence[Group]) -> Tensor:
+    """Return whether poses (…, 3, 3) move the image little: ‖T − I‖_F ≤ 1/2, a rotation by 20° or so.
+
+    Where the levels move it but little at the most, half of that is the limit: else no pose at all would be far.
+    """
     identity = torch.eye(3, dtype=poses.dtype, device=poses.device)
-    return (poses - identity).flatten(-2).norm(dim=-1) <= NEAR
+    return (poses - identity).flatten(-2).norm(dim=-1) <= min(NEAR, farthest(tuple(levels)) / 2)
 
 
 def posture(
@@ -175,7 +179,7 @@ def posture(
         centre[:, 0]
         + (local[..., None] * shortest_difference(levels, coordinates - centre)).sum(1) / local.sum(1)[:, None]
     )
-    close = near_identity(poses) if close is None else close
+    close = near_identity(poses, levels) if close is None else close
     return Posture(matrices(levels, wrap(levels, moved)), tilted_odds(weighed, close), local.sum(1).clamp_max(1))
 
 

@@ -124,7 +124,7 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
         noise = _gumbel(scores, generator) * tree.temperature if tree.traversal == "boltzmann" else None
         chosen = select(scores if noise is None else scores + noise, evidence.labels, tree.hypotheses)
         new = [sample for sample in range(orbit.samples) if sample != here]
-        fresh, close = evidence.logits[:, :, new], near_identity(poses[:, :, new])
+        fresh, close = evidence.logits[:, :, new], near_identity(poses[:, :, new], tree.levels)
         marginal = torch.logaddexp(marginal, fresh.flatten(1, 2).logsumexp(1))
         near = torch.logaddexp(near, fresh.masked_fill(~close[..., None], float("-inf")).flatten(1, 2).logsumexp(1))
         support = support + count_labels(evidence.labels[:, :, new], support.shape[-1], beam.active)
@@ -147,16 +147,16 @@ def search(evaluate: Evaluate, root: Evidence, tree: Tree) -> Found:
         )
         beam = _descend(beam, poses, evidence, confidence, scores, chosen)
     ranked = rank(beam, str(tree.ranking), support)
-    posture = _posture(poses_seen, upright_seen) if root.upright is not None else None
+    posture = _posture(tree.levels, poses_seen, upright_seen) if root.upright is not None else None
     return Found(ranked, tuple(trace), root.logits, marginal, near, views, posture)
 
 
-def _posture(poses: list[Tensor], upright: list[Tensor | None]) -> Posture:
+def _posture(levels: tuple[Group, ...], poses: list[Tensor], upright: list[Tensor | None]) -> Posture:
     """Return how images lie by the views of all levels: the likeliest one. Views crowd where the tree went."""
     seen = torch.cat(poses, 1)
     score = torch.cat([part.flatten(1) for part in upright if part is not None], 1)
     share, best = score.softmax(1).max(1)
-    close = near_identity(seen)
+    close = near_identity(seen, levels)
     here = score.masked_fill(~close, float("-inf")).amax(1)
     away = score.masked_fill(close, float("-inf")).amax(1)
     return Posture(seen[torch.arange(len(best), device=best.device), best], away - here, share)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from headtilt.sources import Adapted
 
-PROBES, SAME = 4, 0.1  # noise images, and how far answers may be apart, in deviations, and come from one model
-
 
 class Pretrained(ITS):
     """A wrapper that knows where its model came from: its class names, and how it wants images prepared.
