@@ -37,7 +37,7 @@ unit: $(VENV)/.installed  ## The tests, with their coverage.
 docs: $(VENV)/.installed  ## The documentation, strictly, into site/.
 	$(BIN)/mkdocs build --strict
 
-fuzz: $(VENV)/.installed  ## Ten minutes of atheris on every door that foreign bytes come through.
+fuzz: $(VENV)/.installed  ## Ten minutes of atheris on every reader of untrusted files.
 	$(BIN)/python -m hardening.fuzz --seconds 600
 
 siege: $(VENV)/.installed  ## Hostile files and clients against the service and a batch, on the loopback, two minutes.
@@ -49,7 +49,7 @@ kills: $(VENV)/.installed  ## Batch runs killed, a node lost, a full disk: every
 faults: $(VENV)/.installed  ## An error or interrupt at every call of every stage.
 	$(BIN)/python -m hardening.faults
 
-crossings: $(VENV)/.installed  ## Every pair of settings, against double precision and after every journey.
+crossings: $(VENV)/.installed  ## Every pair of settings, against double precision and after saving, copying and loading.
 	OMP_NUM_THREADS=1 $(BIN)/python -m hardening.crossings
 
 memory: $(VENV)/.installed  ## The same answers under a limit on memory.
@@ -58,7 +58,7 @@ memory: $(VENV)/.installed  ## The same answers under a limit on memory.
 mutate: $(VENV)-mutate/.installed  ## Mutants of the core that the tests must notice.
 	OMP_NUM_THREADS=1 $(VENV)-mutate/bin/python -m hardening.mutate
 
-audit: $(VENV)/.installed  ## Known holes in the dependencies.
+audit: $(VENV)/.installed  ## Known vulnerabilities in the dependencies.
 	$(BIN)/python -m hardening.audit
 
 lowest: $(VENV)/.installed  ## The lowest versions that are declared.

@@ -242,7 +242,7 @@ def costs() -> str:
         cores = f"{rate / decoding:,.0f}" if on_gpu else NOTHING
         where = machine["gpu"] if on_gpu else "one core"
         rows.append([title, where, f"{views:,.0f}", plain(rate), plain(hours), cores])
-    head = ["", "on", "views per image", "search, images/s", "hours per million", "cores to feed it"]
+    head = ["", "on", "views per image", "search, images/s", "hours per million", "cores to decode for it"]
     return grid(head, rows)
 
 

@@ -28,8 +28,14 @@ def folded(title: str, body: str) -> str:
     return f'<details markdown="1"><summary>{title}</summary>\n\n{body}\n\n</details>'
 
 
+# Keys of result files that say in plain words what they hold.
+PLAIN = {"client_in_peace": "client without attack", "client_in_siege": "client during attack"}
+
+
 def words(key: str) -> str:
     """Return a key of a result file as words."""
+    if key in PLAIN:
+        return PLAIN[key]
     return re.sub(r"\bits(3?)\b", lambda match: f"ITS{'³' if match[1] else ''}", key.replace("_", " "))
 
 

@@ -51,8 +51,8 @@ def _change_of_mind(report: dict[str, Any]) -> tuple[str, str]:
     found = report["verdict"]
     changed, gain = found["share_of_grid_that_changes_hands"], found["support_minus_confidence"]
     why = (
-        f"Averaged over images and networks the second hypothesis overtakes the first in {100 * changed:.0f} % of the "
-        f"grid. Choosing by class support instead of confidence changes accuracy by {gain:+.1f} points."
+        f"Averaged over images and networks the second hypothesis gets ahead of the first in {100 * changed:.0f} % of "
+        f"the grid. Choosing by class support instead of confidence changes accuracy by {gain:+.1f} points."
     )
     return _words([changed > 0, gain > 0]), why
 
@@ -61,7 +61,7 @@ def _hyperparameters(report: dict[str, Any]) -> tuple[str, str]:
     found = report["verdict"]
     best = found["best"]
     why = (
-        f"More samples and hypotheses do not help for ever: best are {best['samples']} samples and "
+        f"More samples and hypotheses help only up to a point: best are {best['samples']} samples and "
         f"{_counted(best['hypotheses'], 'hypothesis', 'hypotheses')}. More cost accuracy, since the wrong class "
         f"among them often has the higher energy. Ten dropout passes gain {found['gain_1_to_10']:+.1f} points over one "
         f"sampled pass, fifty "

@@ -79,8 +79,8 @@ class ITS(Estimator, nn.Module):
         calibrator: From Evidence to Evidence; usually set by `fit`. "batch" balances each batch alone, and assumes that
             all classes are equally frequent in it.
         gate: How much better than the bare model's answer a new answer must be: "cautious" (works for any model, and
-            costs about a point on upright images), a number (at 0 a new answer must gain as much as it may lose; larger
-            numbers, up to 2.3, are stricter), a `Gate`, or None for no gate. `fit` sets a far better one.
+            costs up to two points on upright images), a number (at 0 a new answer must gain as much as it may lose;
+            larger numbers, up to 2.3, are stricter), a `Gate`, or None for no gate. `fit` sets a far better one.
 
     Examples:
         >>> from headtilt import Joint, rotation, scale
@@ -221,8 +221,8 @@ class ITS(Estimator, nn.Module):
             images: (n, C, H, W) raw pixels in 0 … 1, or a loader of such batches (labels in the batches are ignored).
             labels: Not needed and not used; only for scikit-learn, which passes them.
             held_out: Other upright images, on which the gate's thresholds are set. With None, a fifth of many `images`
-                is held out, and few images take turns. Give images that the classifier was not trained on, if you can:
-                it is too sure of its training images.
+                is held out; with few images, each quarter is held out once. Give images that the classifier was not
+                trained on, if you can: it is too sure of its training images.
             method: "head" (the best; needs 50 images, else "balance"), "balance" (a linear map of the logits), "bias"
                 (one number per class), "prototypes", "neighbours", or "keep" (only a gate, for the present calibrator).
             promise: Points of upright accuracy that the search may cost at most; None fits no gate.

@@ -71,7 +71,7 @@ def test_a_source_that_turns_half_of_its_images_is_mixed():
     found = audit(ask(DIGITS, images))
     assert found.verdict == "mixed"
     assert found.shares["turned by 180°"].low < 0.5 < found.shares["turned by 180°"].high
-    assert "canonicalise" in dict(found.lines())["to mend"]
+    assert "canonicalise" in dict(found.lines())["how to correct it"]
 
 
 def test_a_few_turned_images_among_many_are_spoken_of():

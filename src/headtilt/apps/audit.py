@@ -198,7 +198,10 @@ class Audit:
         if self.verdict not in ("upright", UNKNOWN):
             gain = self.gain
             said += [
-                ("to mend", f"{self.undo}." if self.undo else "turn each by itself: headtilt canonicalise, or ITS."),
+                (
+                    "how to correct it",
+                    f"{self.undo}." if self.undo else "turn each by itself: headtilt canonicalise, or ITS.",
+                ),
                 (
                     "expected",
                     f"{gain.answers_changed:.0%} of answers change; mean confidence "
@@ -207,7 +210,7 @@ class Audit:
             ]
         if self.verdict == UNKNOWN:
             more = "Give more images." if self.fitted else "Give more images, or a bundle: headtilt fit."
-            said += [("to mend", more)]
+            said += [("how to correct it", more)]
         return said
 
     def as_dict(self) -> dict[str, Any]:

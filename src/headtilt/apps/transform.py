@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Upright:
-    """A transform that turns images back as far as a fitted gate is sure of their pose, and leaves all others alone.
+    """A transform that turns images back if a fitted gate is sure that they are tilted, and leaves all others alone.
+
+    How probable the angle is, `pose_confidence` of a search result says.
 
     ``Upright(robust)`` takes a PIL image and returns one, at its own size; a tensor (C, H, W) or (B, C, H, W) of the
     size that the model sees, and returns one; or a batch of `datasets.map(…, batched=True)`, of which it changes the

@@ -161,8 +161,9 @@ def canonicalise(
 ) -> None:
     """Write upright copies of images at full resolution. Upright images are copied unchanged.
 
-    An image is turned only if the gate of the bundle is sure of its pose. Quarter turns are lossless. For other angles
-    the frame grows, so that nothing is cut off. OUT/headtilt-report has contact sheets of all images before and after.
+    An image is turned only if the gate of the bundle is sure that it is tilted. How probable the angle is,
+    pose_confidence in the report says; --min-confidence sets a limit. Quarter turns are lossless. For other angles the
+    frame grows, so that nothing is cut off. OUT/headtilt-report has contact sheets of all images before and after.
     """
     from headtilt.apps.canonicalise import check_fitted, copies, targets
     from headtilt.apps.contact_sheet import write_report
@@ -219,7 +220,8 @@ def fit(
         bool,
         typer.Option(
             "--thorough",
-            help="Wider head; every image is seen under eight times as many tilts. For many images, on a GPU.",
+            help="Wider head; every image is seen under 24 tilts (default: 3, or up to 12 if images are few). For many "
+            "images, on a GPU.",
         ),
     ] = False,
     looks: Annotated[int | None, typer.Option(min=1, help="Under how many tilts a head sees every image.")] = None,

@@ -94,7 +94,11 @@ def evaluate(
         str, typer.Option(help="Where these come from: fit, or train for images that the network was trained on.")
     ] = "fit",
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Fit wider heads, and show each image eight times as often.")
+        bool,
+        typer.Option(
+            "--thorough",
+            help="Wider heads; every image is seen under 24 tilts (default: 3, or up to 12 if images are few).",
+        ),
     ] = False,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
     mc_passes: Annotated[int, typer.Option(min=1, help="Dropout passes of the paper's methods (the paper: 50).")] = 10,

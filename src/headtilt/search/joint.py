@@ -42,7 +42,7 @@ class Joint:
             so on, until the head is sure.
         sure: Probability of a label at which the head is sure of it; 1 for never.
         upright: Probability of being upright at which it is sure of that, which needs less: there the bare answer
-            counts anyway; 1 for never.
+            usually counts; 1 for never.
         hypotheses: Hypotheses K to keep and refine, at most one per label.
         confidence: "energy", "bayesian" or a callable; curvature has no meaning on a lattice.
         rounds: Refinement rounds; each spends 2·L views around each of the best hypotheses, with half the step of the

@@ -56,7 +56,8 @@ def verdict(report: dict[str, Any]) -> list[str]:
         "Why: energy prefers some classes in any pose, so the most confident view often shows the wrong digit. A mean "
         "counts one upright view and sixteen tilted ones alike. Balanced energy corrects the logits with a linear map. "
         "The head of headtilt reads the network at several depths, and learned from unlabelled upright "
-        "digits which views to trust. The gate keeps the bare model's answer unless another one is clearly better."
+        "digits which views to trust. The gate keeps the model's own answer unless the gain that it expects from the "
+        "new one is large enough beside the risk for upright images."
     )
     return said
 
