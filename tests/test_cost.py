@@ -54,6 +54,7 @@ def test_a_fitted_search_with_proposals_is_measured_with_what_was_fitted():
         (Joint(ROTATION, budget=12), [4, 8, 12, 16, 24]),
         (Joint(ROTATION, budget=9, lattice=36), [4, 8, 12, 16, 24, 36]),
         (Joint(ROTATION, budget=24, rounds=1), []),
+        (Joint((ht.quarter_turns(),), budget=4), [4]),  # there are no more poses
         (Joint((ht.quarter_turns(),), budget=9), []),
         (ht.Tree(ROTATION), []),
     ],

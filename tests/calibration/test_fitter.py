@@ -413,7 +413,7 @@ def test_tilted_images_are_judged_by_the_answer_that_will_be_given(readout):
     for truth in (1, 2):
         upright = Evidence(5.0 * torch.eye(3)[truth][None])
         one = GateFitting(how.plan, readout, Promise(), early_exit=True, new_head=False)
-        judged = one.judge(Looks(orbits, torch.tensor([0])), None, upright)[Weights()]
+        judged = one.judge(Looks(orbits, torch.tensor([0])), None, upright.labels)[Weights()]
         assert judged.right.tolist() == [truth == (1 if readout == "incumbent" else 2)]
         assert judged.bare_right.tolist() == [False]
 

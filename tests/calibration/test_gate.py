@@ -28,7 +28,9 @@ from headtilt.calibration.gate import (
     margin_for,
     quantile_for,
 )
+from headtilt.calibration.head import HeadRecipe
 from headtilt.calibration.verdict import straight
+from headtilt.geometry.warp import warp
 from headtilt.model.evidence import Evidence
 from headtilt.paper import data as ht_data
 from headtilt.paper.data.perturb import draw, perturb_dataset
@@ -130,6 +132,14 @@ def test_nothing_speaks_for_an_answer_that_is_the_bare_one_or_as_good():
     bare = Evidence(even(-2.0, 3))
     answer = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, -math.inf]])
     assert for_replacing(bare, bare.logits, answer, posture(9.0, 9.0, 9.0)).tolist() == [-math.inf] * 3
+
+
+@pytest.mark.parametrize("shift", [-5000.0, 5000.0])
+def test_a_constant_that_is_added_to_all_logits_changes_nothing(shift):
+    bare, answer = even(-2.0), even(3.0)
+    score = for_replacing(Evidence(bare), bare, answer, posture(4.0))
+    moved = for_replacing(Evidence(bare + shift), bare + shift, answer + shift, posture(4.0))
+    assert_close(moved, score, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -461,6 +471,26 @@ def test_a_promise_of_nothing_keeps_every_bare_answer(fitted, upright, tilted, d
         for images in (upright[:30], tilted):
             assert torch.equal(robust(images), digits_net(images))
     assert robust.report["verdict"]["upright answers replaced"] == 0
+
+
+def test_a_gate_is_fitted_anew_for_a_lattice_of_which_the_head_guesses_nothing(digits_net, upright):
+    """Guesses are of the lattice that the head was fitted with; another search asks for none, and none count."""
+    robust = ht.ITS(digits_net, **ht.fast()).fit(upright[:100], recipe=HeadRecipe(looks=2, hidden=32))
+    robust.calibrator.guess_weight.fill_(0.5)
+    other = robust.but(levels=None, search=ht.Joint(budget=48))
+    other.fit(upright[:100], method="keep", recipe=HeadRecipe(looks=2, hidden=32))
+    assert math.isfinite(other.gate.margin)
+
+
+def test_a_fitted_gate_lets_answers_through_where_no_pose_moves_an_image_far(digits_net, upright):
+    """Half of the farthest shift is far; were none, nothing would ever seem tilted, and every answer would stay."""
+    levels = [ht.translate_x(0.25)]
+    robust = ht.ITS(digits_net, **ht.fast(levels)).fit(upright[:120], recipe=HeadRecipe(looks=2, hidden=32), promise=20)
+    moved = warp(upright[120:200], ht.translate_x().matrix(0.22).expand(80, 3, 3), padding="zeros")
+    found = robust.search(moved)
+    assert int((found.views > 2).sum()) > 40
+    right = digits_net(upright[120:200]).argmax(1)
+    assert int((found.labels == right).sum()) >= int((found.bare.argmax(1) == right).sum()) + 4
 
 
 def test_a_larger_promise_keeps_fewer_answers(fitted, upright, tilted):

@@ -158,6 +158,16 @@ def test_a_gate_with_infinite_thresholds_comes_back_whole(tmp_path: Path) -> Non
     assert (gate.margin, gate.exit_at, gate.turn_at) == (math.inf, -math.inf, 0.1)
 
 
+@pytest.mark.parametrize("value", [-0.5, 1.5])
+@pytest.mark.parametrize("name", ["bare_weight", "guess_weight"])
+def test_a_weight_that_no_fit_chooses_is_refused(tmp_path: Path, name: str, value: float) -> None:
+    head = OrbitHead(torch.zeros(4), torch.zeros(48), torch.ones(48), source="features", hidden=8, per_class=True)
+    getattr(head, name).fill_(value)
+    ht.ITS(Net(), calibrator=head.eval(), features=("hidden", "last")).save(tmp_path)
+    with pytest.raises(ht.DataError, match=rf"{value} in calibrator.{name}, a weight from 0 to 1"):
+        ht.ITS.load(tmp_path, Net())
+
+
 def test_a_save_over_an_old_bundle_that_fails_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

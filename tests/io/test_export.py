@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -147,6 +148,11 @@ def test_a_plain_callable_an_unknown_ending_and_an_unknown_size_are_refused(tmp_
         robust.export(tmp_path / "a.pt2")
     with pytest.raises(OptionError, match="example"):
         robust.export(tmp_path / "a.pt2", (12, 12))
+
+
+def test_an_export_says_nothing_of_the_name_that_it_writes_to_first(tmp_path, caplog):
+    its(TinyNet(), samples=3).export(tmp_path / "a.pt2", (1, 12, 12))
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_an_export_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

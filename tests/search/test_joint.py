@@ -17,7 +17,7 @@ from headtilt.model.evidence import Evidence
 from headtilt.result import concatenate
 from headtilt.search.anneal import Anneal
 from headtilt.search.found import LatticeTrace
-from headtilt.search.joint import Joint
+from headtilt.search.joint import Joint, likeliest
 from headtilt.search.lattice import covering, first_step, lattice, spread
 from headtilt.search.seen import log_weights, near_identity
 from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
@@ -376,3 +376,39 @@ def test_of_finite_groups_no_budget_shows_a_pose_twice(levels, count):
     assert len(poses.unique(dim=0)) == len(points) == count
     assert torch.equal(poses[count // 2], torch.eye(3))
     assert ht.Joint(levels, budget=72).most_views == 8
+
+
+# --- near and far -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        (ht.scale(0.25),),
+        (ht.translate_x(0.25),),
+        (ht.rotation(0.2),),
+        (ht.scale(0.1), ht.shear_x(0.1)),
+        (ht.rotation(),),
+    ],
+    ids=lambda levels: "+".join(group.name for group in levels),
+)
+def test_some_poses_of_any_levels_are_near_upright_and_some_are_far(levels):
+    _, poses = covering(levels, 36, torch.zeros(1))
+    close = near_identity(poses, levels)
+    assert bool(close[18])
+    assert 0.1 < float(close.float().mean()) < 0.9
+
+
+def test_where_all_poses_are_far_from_one_another_half_a_unit_is_near():
+    turn = ht.rotation().matrix(torch.tensor([0.34, 0.37]))
+    assert near_identity(turn, (ht.rotation(),)).tolist() == [True, False]
+    flips = ht.reflection().matrix(torch.tensor([0, 1]))
+    assert near_identity(flips, (ht.reflection(),)).tolist() == [True, False]
+
+
+def test_a_mass_of_one_leaves_no_pose_out_whatever_rounding_makes_of_a_sum():
+    guesses = torch.randn(500, 72, generator=torch.Generator().manual_seed(0)).mul(6).log_softmax(1)
+    assert bool((guesses.exp().cumsum(1)[:, :-1] >= 1).any())  # sums that are whole before the end
+    chosen, worth = likeliest(guesses, 72, 1.0)
+    assert bool(worth.all())
+    assert torch.equal(chosen.sort(1).values, torch.arange(72).expand(500, -1))

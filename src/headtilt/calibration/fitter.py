@@ -213,7 +213,7 @@ class Fitting:
         }
         gate = None
         if how.promise is not None and looks is not None:
-            gate, judged = self._gate(sampler, final, calibrators, upright, looks, tell)
+            gate, judged = self._gate(how.promise, sampler, final, calibrators, upright, looks, tell)
             report |= judged
         tell.end()
         return Fitted(final, gate, padding, report)
@@ -327,6 +327,7 @@ class Fitting:
 
     def _gate(
         self,
+        promise: Promise,
         sampler: Sampler,
         final: Calibrator | None,
         calibrators: list[Calibrator | None],
@@ -340,9 +341,9 @@ class Fitting:
         searched = None
         if not how.sums:
             searched = joined([self._searched(sampler, fold.held_out, fitted, tell) for fold, fitted in pairs])
-        fitting = GateFitting(how.plan, how.readout, how.promise or Promise(), how.early_exit, how.method == "head")
+        fitting = GateFitting(how.plan, how.readout, promise, how.early_exit, how.method == "head")
         held_out = [HeldOut(fitted, looks.of(fold.held_out), len(fold.held_out)) for fold, fitted in pairs]
-        return fitting.fit(final, held_out, upright, searched)
+        return fitting.fit(final, held_out, upright.labels, searched)
 
     def _searched(self, sampler: Sampler, rows: Tensor, calibrator: Calibrator | None, tell: Ticker) -> Straight:
         """Return what the search makes of upright images."""

@@ -15,6 +15,7 @@ from headtilt.calibration.gate import Gate, Promise, exit_for, margin_for, quant
 from headtilt.calibration.head import OrbitHead
 from headtilt.calibration.looks import Looks, floats
 from headtilt.calibration.proposals import above_chance
+from headtilt.calibration.sampler import Orbits
 from headtilt.calibration.verdict import TURNED, Judged, Straight, answer_of_views, joined, rows_of, straight, verdict
 from headtilt.model.evidence import Calibrator, Evidence, concatenate
 from headtilt.search.lattice import covering
@@ -44,7 +45,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Weights:
-    """By how much a head's views are not all that counts.
+    """How much the bare answer and the guesses of likely poses count beside what a head says of the views.
 
     Attributes:
         bare: See `with_bare`.
@@ -99,7 +100,7 @@ class GateFitting:
         self,
         calibrator: Calibrator | None,
         held_out: Sequence[HeldOut],
-        upright: Evidence,
+        labels: Tensor,
         searched: Straight | None,
     ) -> tuple[Gate, dict[str, Any]]:
         """Return the gate that keeps the promise, and what held-out images tell of it.
@@ -110,11 +111,11 @@ class GateFitting:
         Args:
             calibrator: What the search will use.
             held_out: Images, each with a calibrator of the same kind that had no part of them.
-            upright: What the bare model says of all images upright.
+            labels: What the bare model says of all images upright.
             searched: What the search made of upright images, where it answers in another way than looks are judged.
         """
         images = sum(part.images for part in held_out)
-        judged = [self.judge(part.looks, part.calibrator, upright) for part in held_out]
+        judged = [self.judge(part.looks, part.calibrator, labels) for part in held_out]
         tried = [
             candidate(weights, joined([by[weights] for by in judged]), searched, self.promise.upright, images)
             for weights in judged[0]
@@ -146,11 +147,11 @@ class GateFitting:
             "verdict": verdict(gate, those, cases),
         }
 
-    def judge(self, looks: Looks, calibrator: Calibrator | None, upright: Evidence) -> dict[Weights, Judged]:
+    def judge(self, looks: Looks, calibrator: Calibrator | None, labels: Tensor) -> dict[Weights, Judged]:
         """Return what a calibrator makes of looks at images that had no part in it, for each choice of weights."""
         parts = {weights: list[Judged]() for weights in self.choices(calibrator)}
         for rows in torch.arange(len(looks.image), device=looks.image.device).split(BLOCK):
-            self._judge_some(looks.at(rows), calibrator, upright.labels, parts)
+            self._judge_some(looks.at(rows), calibrator, labels, parts)
         return {weights: joined(some) for weights, some in parts.items()}
 
     def choices(self, calibrator: Calibrator | None) -> list[Weights]:
@@ -178,26 +179,39 @@ class GateFitting:
         bare, around = evidence.at(slice(None), 0), evidence.at(slice(None), slice(1, None))
         first = as_it_came(calibrator, bare).reshape(len(truth), 1)
         said = concatenate([first, around if calibrator is None else calibrator(around)], dim=1)
-        told, even, guessed = said.upright, log_weights(seen.poses), torch.zeros_like(seen.poses[..., 0, 0])
-        if first.poses is not None and self.plan.lattice is not None:
-            _, lattice = covering(self.plan.levels, self.plan.choices, seen.poses)
-            guessed = prior_at(above_chance(first.poses[:, 0]), lattice, seen.poses)
-        trust = torch.full_like(said.logits[:, 0, 0], -math.inf) if told is None else told[:, 0, 0]
-        for weights, judged in parts.items():
-            counts, lies = even + weights.guess * guessed, None
-            if told is not None:
-                lies = posture(self.plan.levels, seen.coordinates, seen.poses, told[..., 0] + counts)
-            pooled = with_bare(answer_of_views(said, counts, self.readout), bare, lies, weights.bare)
-            judged.append(
-                Judged(
-                    **vars(straight(bare, first.logits[:, 0], pooled, lies)),
-                    trust=trust,
-                    right=pooled.argmax(1) == truth,
-                    bare_right=bare.labels == truth,
-                    upright=seen.upright,
-                    exact=seen.exact,
+        tells = said.upright
+        trust = torch.full_like(said.logits[:, 0, 0], -math.inf) if tells is None else tells[:, 0, 0]
+        guessed = self._guessed(first.at(slice(None), 0), seen)
+        for guess in sorted({weights.guess for weights in parts}):
+            counts = log_weights(seen.poses) + guess * guessed
+            lies = None
+            if tells is not None:
+                lies = posture(self.plan.levels, seen.coordinates, seen.poses, tells[..., 0] + counts)
+            answer = answer_of_views(said, counts, self.readout)
+            for weights in (one for one in parts if one.guess == guess):
+                pooled = with_bare(answer, bare, lies, weights.bare)
+                parts[weights].append(
+                    Judged(
+                        **vars(straight(bare, first.logits[:, 0], pooled, lies)),
+                        trust=trust,
+                        right=pooled.argmax(1) == truth,
+                        bare_right=bare.labels == truth,
+                        upright=seen.upright,
+                        exact=seen.exact,
+                    )
                 )
-            )
+
+    def _guessed(self, first: Evidence, seen: Orbits) -> Tensor:
+        """Return by how much the proposals think each view (n, V) likelier than chance; 0 where nothing is guessed.
+
+        Args:
+            first: What the calibrator says of the images as they came.
+            seen: The same images from all views.
+        """
+        if first.poses is None or self.plan.lattice is None:
+            return torch.zeros_like(seen.poses[..., 0, 0])
+        _, lattice = covering(self.plan.levels, self.plan.choices, seen.poses)
+        return prior_at(above_chance(first.poses), lattice, seen.poses)
 
 
 def candidate(weights: Weights, cases: Judged, searched: Straight | None, points: float, images: int) -> Candidate:
