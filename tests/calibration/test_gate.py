@@ -66,7 +66,7 @@ def test_a_margin_costs_about_what_was_promised_or_less_on_images_to_come(count,
     assert 0.2 < sum(spent) / len(spent) < 0.75
 
 
-def test_the_fewer_images_the_nearer_the_margin_stays_to_where_gain_and_loss_are_even():
+def test_the_fewer_images_the_nearer_the_margin_stays_to_the_usual_one():
     """Where no image changes its answer, only what is usual speaks against it."""
     nothing = [margin(torch.full((count,), -math.inf), 0.5) for count in (10, 100, 1000)]
     assert nothing == pytest.approx([-0.51, -0.69, -1.2])

@@ -246,16 +246,17 @@ def margin_for(scores: Tensor, costs: Tensor, points: float, images: int | None 
     What a margin loses is the cost of the changes that it lets through. Half a point is about few images in a thousand,
     and there may be a hundred: what these say is chance. But networks and images of many kinds lose much the same at
     one margin, for a score is what is gained over what is lost. So that counts as if it had been seen on so many images
-    more, and the fewer images, the nearer the margin stays to where gain and loss are even.
+    more, and the fewer images, the nearer the margin stays to the one that usually keeps the promise: −0.5 for half a
+    point.
 
     Args:
         scores: (n,), what speaks for changing the answers of upright images that had no part in the fit; −∞ where
             nothing does. See `for_replacing`.
         costs: (n,), what changing them is expected to cost; see `expected_cost`.
         points: The promise.
-        images: How many images these are looks at, where that is not `n`.
+        images: How many images these are looks at, where they are fewer than `n`.
     """
-    images = images or len(scores)
+    images = min(images or len(scores), len(scores))
     order = scores.double().argsort(descending=True)
     spent = torch.where(scores > -math.inf, costs.double(), 0.0)[order].clamp_min(0).cumsum(0)
     spent = torch.cat([spent.new_zeros(1), spent]) * images / len(scores)
