@@ -1,13 +1,15 @@
 """Is the promise kept, and how many fit images does a fit need? Many small fits, measured on test images.
 
 ``python -m benchmarks.promise`` fits on 100, 300 and 1,000 images of several sets, for several networks and promises,
-and writes ``results/promise.json`` and its picture. Every fit has other images and other seeds.
+and writes ``results/promise.json`` and its picture after each fit. Every fit has other images and other seeds. A run
+that was stopped goes on where it was, if nothing was committed meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import multiprocessing
 import shlex
@@ -15,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,15 @@ def draw_losses(report: dict[str, Any], path: Path) -> Path:
     return save(figure, path)
 
 
+def before(path: Path, told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the fits that a stopped run of the same command and commit left in a file."""
+    if not path.exists():
+        return []
+    report = json.loads(path.read_text(encoding="utf-8"))
+    same = all(report.get(name) == told[name] for name in ("command", "commit"))
+    return report["fits"] if same else []
+
+
 def main() -> None:
     """Run the study and write what it found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,25 +158,23 @@ def main() -> None:
     cases = [
         Case(dataset, network, images, promise, device)
         for images, dataset, network, promise in itertools.product(
-            sorted(given.images, reverse=True), given.dataset, range(given.networks), given.promise
+            given.images, given.dataset, range(given.networks), given.promise
         )
     ]
-    found = []
+    told = metadata(shlex.join(["python", "-m", "benchmarks.promise", *sys.argv[1:]]))
+    found = before(given.out, told)
+    known = {tuple(one[part.name] for part in fields(Case)) for one in found}
+    left = [case for case in cases if astuple(case) not in known]
     with (
         progress() as tell,
         ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool,
     ):
-        for number, case in enumerate(pool.map(measured, cases), start=1):
+        for number, case in enumerate(pool.map(measured, left), start=1 + len(cases) - len(left)):
             found.append(case)
+            report = {**summary(found), "test_images": TEST, "fits": found, **told}
+            write_json(given.out, report)
+            draw_losses(report, given.out.with_suffix(".png"))
             tell(f"{case['dataset']}:{case['network']}, {case['images']} images", number, len(cases))
-    report = {
-        **summary(found),
-        "test_images": TEST,
-        "fits": found,
-        **metadata(shlex.join(["python", "-m", "benchmarks.promise", *sys.argv[1:]])),
-    }
-    write_json(given.out, report)
-    draw_losses(report, given.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -65,11 +65,25 @@ def front() -> str:
     if table_is_measured := bool(report["results"]):
         parts.append(
             f"headtilt, unfitted: {report['unfitted']['rule']}, the best of four rules on validation images. "
-            "Tilted test images, one transform each; ± is over networks."
+            f"Tilted test images, one transform each{_images(report)}; ± is over networks."
         )
     if table_is_measured and (RESULTS / "table1.png").exists():
         parts.append("![Table 1](../results/table1.png)")
     return "\n\n".join(parts)
+
+
+def _images(report: dict[str, Any]) -> str:
+    """Return how many images a set of table 1 has, and how many passes, where these are not the full sizes."""
+    full = json.loads(to_json(asdict(import_module("headtilt.paper.experiments.reproduce.table1").FULL)))
+    sizes = report.get("sizes", full)
+    if sizes == full:
+        return ""
+    share, runs = sizes["share"], sizes["runs"]
+    return (
+        f" ({runs * share['images']:,} for each set, {runs * share['public_images']:,} for the public code, "
+        f"{share['passes']} dropout passes, {sizes['fitting']['images']:,} images for the fit: fewer than "
+        "`headtilt reproduce table1` takes in full)"
+    )
 
 
 def _over_networks(entry: dict[str, Any] | None) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +23,7 @@ MORE = 75  # exit code: there is more to do (EX_TEMPFAIL of sysexits.h)
     epilog="[dim]$[/dim] headtilt reproduce table1 --device cuda\n\n"
     "[dim]$[/dim] headtilt reproduce all --quick --out quick\n\n"
     "[dim]$[/dim] headtilt reproduce all --device cuda --jobs 14 --minutes 8\n\n"
+    "[dim]$[/dim] headtilt reproduce order --set networks=2 --set images=200\n\n"
     "[dim]$[/dim] headtilt reproduce --check --out results\n\n"
     "[dim]$[/dim] headtilt reproduce siscore --model hf:google/vit-base-patch16-224\n\n"
     "Items: table1, confidence, rotated-mnist, reconstructions, change-of-mind, siscore, runtime, hyperparameters, "
@@ -47,6 +49,12 @@ def reproduce(
     jobs: Annotated[
         int, typer.Option(min=1, help="How many units of work to do at the same time, each in a process of its own.")
     ] = 1,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Another size than the item's own, as in --set runs=5. May be repeated."
+        ),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -74,7 +82,9 @@ def reproduce(
     aside, failed = Console(stderr=True, highlight=False, soft_wrap=True), 0
     until = None if minutes is None else time.monotonic() + 60 * minutes
     with nullcontext() if jobs == 1 else Workers(jobs) as workers:
-        study = Study(out, quick, where, data, names, model, command=command(), until=until, workers=workers)
+        study = Study(
+            out, quick, where, data, names, model, _sizes(sizes), command=command(), until=until, workers=workers
+        )
         for item in chosen:
             start = time.perf_counter()
             if until is not None and done(item, study):
@@ -98,6 +108,18 @@ def reproduce(
             aside.print(f"[bold]{item.NAME}[/bold] [dim]{time.perf_counter() - start:.0f} s, wrote[/dim] {files}")
     if failed:
         raise typer.Exit(2)
+
+
+def _sizes(words: list[str] | None) -> dict[str, Any]:
+    """Return sizes by name from words such as "runs=5"."""
+    found = {}
+    for word in words or []:
+        name, _, value = word.partition("=")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError as error:
+            raise OptionError(f"--set must be NAME=VALUE with a number, true, false or null; got {word!r}.") from error
+    return found
 
 
 def _check(folder: Path) -> None:

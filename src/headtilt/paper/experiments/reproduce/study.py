@@ -7,8 +7,8 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,7 +44,7 @@ class Study:
         folders: Where to look for data.
         datasets: In place of the item's own.
         model: Spec of the photograph classifier, for the items that have one; None takes MobileNetV2 from the data.
-        sizes: Sizes of the item to change, by name.
+        sizes: Sizes of the item to change, by name; "share.images" is one of another's.
         progress: Called with (what is being done, done, of how many).
         command: What was typed.
         until: When to stop before the next unit of work, by `time.monotonic`; None never does.
@@ -286,7 +286,30 @@ def redraw(item: Item, out: Path) -> list[Path]:
 
 def sized(item: Item, study: Study) -> Any:
     """Return the item's sizes, with the study's changes."""
-    return replace(item.QUICK if study.quick else item.FULL, **study.sizes)
+    size = item.QUICK if study.quick else item.FULL
+    for name, value in study.sizes.items():
+        size = resized(size, name.split("."), value)
+    return size
+
+
+def resized(size: Any, path: Sequence[str], value: Any) -> Any:
+    """Return sizes with one of them changed.
+
+    Args:
+        size: A frozen value, a part of one, or a mapping of such.
+        path: The name of the size; in parts, where it is one of another's: `("share", "images")`.
+        value: What it shall be.
+    """
+    name, *rest = path
+    known = (
+        list(size) if isinstance(size, Mapping) else [part.name for part in fields(size)] if is_dataclass(size) else []
+    )
+    if name not in known:
+        raise OptionError(
+            f"the size to set must be one of {', '.join(known) or 'none: this is a number'}; got {name!r}."
+        )
+    new = resized(size[name] if isinstance(size, Mapping) else getattr(size, name), rest, value) if rest else value
+    return {**size, name: new} if isinstance(size, Mapping) else replace(size, **{name: new})
 
 
 def digest(settings: Any) -> str:

@@ -81,7 +81,7 @@ class Size:
     Attributes:
         runs: Draws of transforms; run r uses network r mod `networks`.
         networks: Trained networks.
-        trained: Networks of each method that trains its own (STN, STN³, DTN, ETN, augmented).
+        trained: Networks of each method that trains its own (STN, STN³, DTN, ETN, augmented); 0 leaves these out.
         share: Of a data set.
         shares: Of data sets with another share.
         training: How baselines are trained.
@@ -164,9 +164,10 @@ def rows(study: Study, size: Size, dataset: str) -> list[Row]:
 
     searched = searches(size, part, images, 128 if study.device.startswith("cuda") else 16)
     table = [Row("CNN", size.networks, images, named("vanilla"))]
-    table += [Row(name, size.trained, images, trained(method)) for name, method in (TRAINED | OWN_ETN).items()]
+    if size.trained:
+        table += [Row(name, size.trained, images, trained(method)) for name, method in (TRAINED | OWN_ETN).items()]
     table += searched
-    if size.augmented:
+    if size.augmented and size.trained:
         table.append(Row("augmented CNN", size.trained, images, named("augmented")))
     others = {"TTA, mean": "tta-mean", "TTA, max": "tta-max", "annealing": "anneal", "balanced": "balanced"}
     table += [
