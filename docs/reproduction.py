@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
 from figures import NEVER, NOTHING, RESULTS, SETS, shown, stored
 from tabular import grid, provenance, scalars
 from verdicts import verdict_on
+
+from headtilt.paper.experiments.report import to_json
 
 QUICK = '!!! warning "Quick sizes"\n    A handful of images: it shows that it runs. Do not quote these numbers.'
 

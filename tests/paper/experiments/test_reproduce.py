@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from headtilt.paper.experiments import reproduce as items
 from headtilt.paper.experiments.methods import Prediction
 from headtilt.paper.experiments.report import to_json
 from headtilt.paper.experiments.reproduce import markov, table1, table1_rows
-from headtilt.paper.experiments.reproduce.study import Store, Study, redraw, reproduce
+from headtilt.paper.experiments.reproduce.study import Store, Study, redraw, reproduce, sized
+from headtilt.paper.experiments.reproduce.table1_rows import OWN_ETN, TRAINED
 from headtilt.paper.experiments.reproduce.trial import Fitting, Training, picture, pixels, spread
 
 FITTING = Fitting(120, HeadRecipe(hidden=32, looks=1))
@@ -356,6 +358,46 @@ def test_units_of_other_settings_are_not_mixed_and_those_of_the_same_are_not_mea
     assert len(list((tmp_path / ".partial").iterdir())) == 2
     assert [entry["images"] for entry in found] == [2, 3, 2]
     assert found[0] == found[2]  # times are never the same twice
+
+
+def test_a_size_is_set_by_its_name_or_by_the_names_on_the_way_to_it():
+    item = items.item("table1")
+    changes = {"runs": 3, "share.images": 7, "shares.mnist.passes": 2, "fitting.recipe.looks": None}
+    size = sized(item, Study(sizes=changes))
+    assert (size.runs, size.share.images, size.shares["mnist"].passes, size.fitting.recipe.looks) == (3, 7, 2, None)
+    assert size.shares["mnist"].images == item.FULL.shares["mnist"].images
+    assert item.FULL.runs == 25
+    for name in ("walks", "share.walks", "runs.images", "shares.digits.images"):
+        with pytest.raises(OptionError, match="the size to set must be one of"):
+            sized(item, Study(sizes={name: 1}))
+
+
+def test_table1_without_trained_canonicalisers_judges_what_it_has(reports):
+    report = copy.deepcopy(reports["table1"])
+    for places in report["results"].values():
+        for table in places.values():
+            for name in (*TRAINED, *OWN_ETN):
+                table.pop(name, None)
+    found = table1.judge(report)
+    for dataset, one in found.items():
+        assert one["unfitted"] == table1.judge(reports["table1"])[dataset]["unfitted"]
+        assert not any("canonicalisers" in name for name in one)
+        assert set(one.get("difference_to_paper", {})) <= {"CNN", "ITS³", "ITS⁵"}
+
+
+def test_the_command_sets_sizes_and_refuses_what_is_none(tmp_path):
+    from typer.testing import CliRunner
+
+    from headtilt.cli import app
+
+    words = ["reproduce", "order", "--quick", "--datasets", "digits", "--out", str(tmp_path), "--set"]
+    done = CliRunner().invoke(app, [*words, "images=9"])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "order.json").read_text(encoding="utf-8"))["sizes"]["images"] == 9
+    for word, why in (("images", "NAME=VALUE"), ("images=few", "NAME=VALUE"), ("walks=3", "must be one of")):
+        wrong = CliRunner().invoke(app, [*words, word])
+        assert wrong.exit_code == 2
+        assert why in " ".join(wrong.output.split())
 
 
 def test_the_command_draws_again_and_refuses_what_it_does_not_know(reports, tmp_path):
