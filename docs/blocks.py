@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from typing import Any
 
 from everyday import audit, audit_mixtures, task, tasks
@@ -16,7 +15,6 @@ from tabular import folded, grid, provenance, scalars, without, words
 DETAILS = {"stages", "targets", "files", "survivors", "explained_as_equivalent", "tests", "replies_to_attackers"} | {
     "memory_after_by_process_mb", "memory_before_by_process_mb", "files_after_each_kill", "pythons",
 }  # fmt: skip
-SURE = 1.645  # standard errors, as in benchmarks/promise.py: chance explains more in one case of twenty
 ABOUT = {"command", "commit", "versions", "hardware", "machine", "date", "name", "title", "paper", "notes"}
 HARDENING = {
     "hardening-fuzz": "Fuzzing",
@@ -289,11 +287,12 @@ def confused() -> str:
     return f"{grid(head, rows)}\n\n{provenance('gtsrb-fitted', report)}"
 
 
-def kept(size: float, fits: list[dict[str, Any]]) -> list[str]:
-    """Return the row of a promise: what fits lost upright, and how many lost more than that and chance explain."""
-    losses = [one["loss"] for one in fits]
-    over = sum(one["loss"] - size > SURE * one["standard_error"] + 1e-9 for one in fits)
-    return [f"{size:g}", str(len(fits)), f"{statistics.fmean(losses):.2f}", f"{max(losses):.2f}", str(over)]
+def kept(size: str, parts: list[dict[str, Any]]) -> list[str]:
+    """Return the row of a promise: fits, mean and worst loss, fits clearly over it; of several studies as of one."""
+    fits = sum(one["fits"] for one in parts)
+    mean = sum(one["fits"] * one["mean_loss"] for one in parts) / fits
+    worst, over = max(one["worst_loss"] for one in parts), sum(one["over_by_more_than_chance"] for one in parts)
+    return [size, str(fits), f"{mean:.2f}", f"{worst:.2f}", str(over)]
 
 
 def promise() -> str:
@@ -302,11 +301,10 @@ def promise() -> str:
     if report is None:
         return f'!!! note "{NEVER}"\n    No results/promise.json is stored.'
     head = ["promise", "fits", "mean loss", "worst loss", "fits clearly over the promise"]
-    # Of one rule of the gate, and of one code.
     large = stored("promise-large")
-    fits = report["fits"] + (large["fits"] if large is not None and large["commit"] == report["commit"] else [])
+    studies = [report, *([large] if large is not None and large["commit"] == report["commit"] else [])]
     rows = [
-        kept(size, [one for one in fits if one["promise"] == size]) for size in sorted({one["promise"] for one in fits})
+        kept(size, [one["promises"][size] for one in studies if size in one["promises"]]) for size in report["promises"]
     ]
     accuracy: dict[str, dict[str, Any]] = {}
     others = (stored(name) for name in ("promise-large", "promise-cifar10"))

@@ -224,7 +224,7 @@ class CautiousGate(nn.Module):
 
 
 def checked_gate(gate: object) -> Gate | CautiousGate | None:
-    """Return a gate for plain log-odds, or the gate itself: all that says who leaves early and which answers stay."""
+    """Return the gate of a plain margin, or the gate itself: all that says who leaves early and which answers stay."""
     if gate == "cautious":
         return CautiousGate()
     if is_number(gate):
