@@ -168,6 +168,14 @@ def test_a_weight_that_no_fit_chooses_is_refused(tmp_path: Path, name: str, valu
         ht.ITS.load(tmp_path, Net())
 
 
+def test_a_weight_that_is_a_table_is_refused(tmp_path: Path) -> None:
+    head = OrbitHead(torch.zeros(4), torch.zeros(48), torch.ones(48), source="features", hidden=8, per_class=True)
+    head.bare_weight = torch.ones(3)
+    ht.ITS(Net(), calibrator=head.eval(), features=("hidden", "last")).save(tmp_path)
+    with pytest.raises(ht.DataError, match=r"\(3,\) in calibrator.bare_weight, which is no such table"):
+        ht.ITS.load(tmp_path, Net())
+
+
 def test_a_save_over_an_old_bundle_that_fails_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,11 +200,11 @@ def _check_tensors(tensors: dict[str, Tensor], path: Path) -> None:
             raise DataError(f"{path} holds {value.dtype} in {name}, where floats belong. Fit and save it again.")
         if not bool(value.isfinite().all()):
             raise DataError(f"{path} holds numbers that are not finite, in {name}. Fit and save it again.")
-        if name.removeprefix("calibrator.") in WEIGHTS and not 0 <= float(value) <= 1:
-            raise DataError(f"{path} holds {float(value):g} in {name}, a weight from 0 to 1. Fit and save it again.")
         axes = AXES.get(name.removeprefix("calibrator."))
         if axes not in (None, value.ndim) or value.numel() == 0:
             raise DataError(f"{path} holds {tuple(value.shape)} in {name}, which is no such table. Save it again.")
+        if name.removeprefix("calibrator.") in WEIGHTS and not 0 <= float(value) <= 1:
+            raise DataError(f"{path} holds {float(value):g} in {name}, a weight from 0 to 1. Fit and save it again.")
 
 
 def _as_json(name: str, value: Any) -> Any:
