@@ -292,7 +292,7 @@ KILLED = """
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             kills += 1
-            print(len(list((folder / name).glob("part-*"))))
+            print(len(list((folder / name).glob("part-*"))), flush=True)  # before a fork copies what waits
         else:
             name = f"killed-{kills}"
     os.waitpid(run(name), 0)
