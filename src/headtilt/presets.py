@@ -74,15 +74,15 @@ def paper5(mc_passes: int = 50) -> dict[str, Any]:
 def accurate(levels: Sequence[Group] | None = None) -> dict[str, Any]:
     """Return the search for the best labels: a dense lattice over all levels at once, read out over all views.
 
-    Call `fit` afterwards: without it no class bias is removed. Once fitted it looks at the likeliest poses first, and
-    at the whole lattice only where the head stays unsure.
+    Call `fit` afterwards: without it no class bias is removed. Once fitted it looks first where a view should
+    tell most, and at nearly the whole lattice only where the head stays unsure.
 
     Args:
         levels: Groups to search; the full turn by default.
     """
     levels = [rotation()] if levels is None else list(levels)
     most = 36 if len(levels) == 1 else 72
-    search = Joint(budget=most, lattice=most, mass=1.0, first=6)
+    search = Joint(budget=most, lattice=most, mass=0.999, first=6)
     return {"levels": levels, "search": search, "readout": "marginal"}
 
 

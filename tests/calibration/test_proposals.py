@@ -12,13 +12,12 @@ from torch.testing import assert_close
 import headtilt as ht
 from headtilt.calibration import fitter
 from headtilt.calibration.head import OrbitHead
-from headtilt.calibration.proposals import Proposals, above_chance, nearness, steps
-from headtilt.calibration.sampler import NEARNESS
+from headtilt.calibration.proposals import Proposals, above_chance, steps
 from headtilt.io import bundle
 from headtilt.model.evidence import Evidence
 from headtilt.search import joint
 from headtilt.search.joint import look_where_likely
-from headtilt.search.lattice import covering
+from headtilt.search.lattice import NEARNESS, covering, nearness
 from headtilt.search.seen import log_weights, prior_at
 from tests.toys import TinyNet, tiny_images, whole_fits
 
@@ -164,14 +163,13 @@ def test_images_whose_label_is_sure_are_not_looked_at_again():
     assert seen.looked.sum(1).tolist() == [4, 8]
 
 
-def test_images_that_are_surely_upright_are_not_looked_at_again():
+def test_images_that_are_surely_upright_and_surely_right_are_not_looked_at_again():
     _, poses = covering(LEVELS, 9, torch.zeros(1))
-    root = Evidence(torch.zeros(2, 3), upright=torch.tensor([[4.0], [0.0]]), poses=torch.full((2, 9), 1 / 9).log())
-    for upright, views in ((0.9, [2, 4]), (0.99, [4, 4]), (1.0, [4, 4])):
-        seen = look_where_likely(
-            ht.Joint(LEVELS, budget=4, lattice=len(poses), first=2, mass=1.0, sure=1.0, upright=upright), Asked(), root
-        )
-        assert seen.looked.sum(1).tolist() == views
+    logits = torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    root = Evidence(logits, upright=torch.tensor([[4.0], [0.0], [4.0]]), poses=torch.full((3, 9), 1 / 9).log())
+    for upright, views in ((0.9, [2, 4, 4]), (0.99, [4, 4, 4]), (1.0, [4, 4, 4]), (0.3, [2, 2, 2])):
+        plan = ht.Joint(LEVELS, budget=4, lattice=len(poses), first=2, mass=1.0, sure=1.0, upright=upright)
+        assert look_where_likely(plan, Asked(), root).looked.sum(1).tolist() == views
 
 
 def test_nearness_is_one_where_a_pose_undoes_the_transform():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ from headtilt.model.evidence import Evidence
 from headtilt.result import concatenate
 from headtilt.search.anneal import Anneal
 from headtilt.search.found import LatticeTrace
-from headtilt.search.joint import Joint, likeliest
-from headtilt.search.lattice import covering, first_step, lattice, spread
-from headtilt.search.seen import log_weights, near_identity
+from headtilt.search.joint import Joint, look_where_likely, most_telling, told
+from headtilt.search.lattice import closeness, covering, first_step, lattice, spread
+from headtilt.search.seen import Seen, log_weights, near_identity
 from tests.toys import TEMPLATES, TemplateMatcher, TinyNet, fingerprint, render, tiny_images, ungated
 
 AFFINE = (ht.rotation(), ht.scale(0.25), ht.shear_x(0.25))
@@ -406,9 +407,55 @@ def test_where_all_poses_are_far_from_one_another_half_a_unit_is_near():
     assert near_identity(flips, (ht.reflection(),)).tolist() == [True, False]
 
 
-def test_a_mass_of_one_leaves_no_pose_out_whatever_rounding_makes_of_a_sum():
-    guesses = torch.randn(500, 72, generator=torch.Generator().manual_seed(0)).mul(6).log_softmax(1)
-    assert bool((guesses.exp().cumsum(1)[:, :-1] >= 1).any())  # sums that are whole before the end
-    chosen, worth = likeliest(guesses, 72, 1.0)
-    assert bool(worth.all())
-    assert torch.equal(chosen.sort(1).values, torch.arange(72).expand(500, -1))
+def test_a_mass_of_one_leaves_no_pose_out_however_sure_the_guess():
+    levels = (ht.rotation(),)
+    guesses = torch.randn(50, 72, generator=torch.Generator().manual_seed(0)).mul(6).log_softmax(1)
+    root = Evidence(torch.zeros(50, 3), upright=torch.zeros(50, 1), poses=guesses)
+
+    def evaluate(index, poses):
+        return Evidence(torch.zeros(len(index), 3), upright=torch.zeros(len(index), 1))
+
+    plan = Joint(levels, budget=72, lattice=72, mass=1.0, sure=1.0, upright=1.0)
+    seen = look_where_likely(plan, evaluate, root)
+    assert bool(seen.looked.all())
+    _, poses = covering(levels, 72, guesses)
+    found = (seen.poses[:, :, None] - poses).flatten(3).norm(dim=3).argmin(2)
+    assert torch.equal(found.sort(1).values, torch.arange(72).expand(50, -1))
+
+
+def test_a_view_beside_one_that_was_seen_is_worth_less():
+    close = closeness((ht.rotation(),), 36, torch.zeros(1))
+    likely, places = torch.full((1, 36), 0.01), torch.tensor([[18]])
+    likely[0, [4, 5, 6]] = torch.tensor([0.25, 0.3, 0.25])
+    likely[0, 27] = 0.2
+    chosen, left = most_telling(likely, places, close, 3)
+    assert chosen[0, :2].tolist() == [5, 27], "the middle of the likely ones, then the other place"
+    assert left[0, 0] > left[0, 1] > left[0, 2]
+    every, _ = most_telling(likely, places, close, 35)
+    assert sorted(every[0].tolist()) == [place for place in range(36) if place != 18]
+
+
+def test_what_a_head_says_of_views_speaks_for_the_poses_around_them():
+    levels, guesses = (ht.rotation(),), torch.full((1, 36), 1 / 36).log()
+    close, (coordinates, poses) = closeness(levels, 36, guesses), covering(levels, 36, guesses)
+    places = torch.tensor([[18, 9, 27]])
+    evidence = Evidence(torch.zeros(1, 3, 2), upright=torch.tensor([[[0.0], [3.0], [-3.0]]]))
+    looked = torch.tensor([[True, True, True]])
+    seen = Seen(coordinates[places], poses[places], evidence, looked, 35)
+    likely = told(guesses, seen, places, close)[0]
+    assert likely.argmax() == 9
+    assert likely[10] > likely[13] > likely[28] > likely[27]
+    assert abs(float(likely.sum()) - 1) < 1e-5
+    unseen = replace(seen, looked=torch.tensor([[True, False, False]]))
+    assert_close(told(guesses, unseen, places, close), guesses.exp())
+    silent = replace(seen, evidence=Evidence(torch.zeros(1, 3, 2)))
+    assert_close(told(guesses, silent, places, close), guesses.exp())
+
+
+@pytest.mark.parametrize("levels", [(ht.rotation(),), (ht.translate_x(0.25),), AFFINE, (ht.rotation(0.3),)])
+def test_a_pose_stands_for_itself_and_for_few_others(levels):
+    close = closeness(levels, 36, torch.zeros(1))
+    assert_close(close.diagonal(), torch.ones(36), atol=1e-4, rtol=0)
+    assert bool((close >= 0).all())
+    assert bool((close <= 1).all())
+    assert float(close.mean()) < 0.5, "also where all poses are close to one another"

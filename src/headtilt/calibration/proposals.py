@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from headtilt.calibration.balance import InSingle
 from headtilt.calibration.layers import SeededDropout, linear, seed_layers
-from headtilt.calibration.sampler import NEARNESS, Orbits
+from headtilt.calibration.sampler import Orbits
+from headtilt.search.lattice import nearness
 
 FEWEST_STEPS, MOST_STEPS, PASSES = 500, 4000, 8  # over all views of the fit
 BATCH, LEARNING_RATE, WEIGHT_DECAY, DROPOUT = 256, 2e-3, 0.1, 0.3
@@ -119,17 +120,3 @@ def fit_proposals(
             optimiser.step()
             schedule.step()
     return proposals.eval().requires_grad_(False)
-
-
-def nearness(poses: Tensor, transforms: Tensor) -> Tensor:
-    """Return how close to upright (n, P) each pose brings each image: 1 where it undoes the transform, falling to 0.
-
-    That is ‖P T − I‖² = ⟨PᵀP, TTᵀ⟩ − 2⟨Pᵀ, T⟩ + 3, two products of matrices for all of them.
-
-    Args:
-        poses: (P, 3, 3).
-        transforms: (n, 3, 3), of the images.
-    """
-    squares = (transforms @ transforms.mT).flatten(1) @ (poses.mT @ poses).flatten(1).T
-    apart = squares - 2 * transforms.flatten(1) @ poses.mT.flatten(1).T + 3
-    return (-apart / (2 * NEARNESS**2)).exp()

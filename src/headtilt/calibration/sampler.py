@@ -19,12 +19,11 @@ from headtilt.geometry.groups import Group, matrices, quarter_turns, rotation, s
 from headtilt.geometry.warp import Interpolation, Padding, around, centre_crop, invert, warp
 from headtilt.model.evidence import Evidence, concatenate
 from headtilt.model.predictor import Predictor
-from headtilt.search.lattice import elements, every_element, lattice, spread
+from headtilt.search.lattice import NEARNESS, elements, every_element, lattice, spread
 
 NEARLY_ANGLE, NEARLY_SCALE, NEARLY_PIXELS = math.radians(3), 0.03, 0.5  # what a classifier should not mind
 RESAMPLED = 1 / 2  # of the upright images
 QUARTERS = 1 / 3  # of the tilted images, where the search covers a full turn
-NEARNESS = 0.35  # distance ‖T − I‖ of a view from upright at which it counts half as much or so: a turn by 15°
 RESAMPLINGS: tuple[Interpolation, ...] = ("bilinear", "bicubic")
 COLUMNS = ("coordinates", "poses", "aim", "upright", "exact", "transforms")  # of `Orbits`, beside the evidence
 BLOCK = 64  # images that are tilted at once: none but these exist in full size a second time

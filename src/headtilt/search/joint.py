@@ -20,9 +20,11 @@ from headtilt.model.evidence import Evaluate, Evidence, Once, concatenate
 from headtilt.model.views import everywhere
 from headtilt.search.confidence import Confidence, confidence_of_scattered, is_curvature, resolve
 from headtilt.search.found import Found
-from headtilt.search.lattice import covering, elements, first_step
+from headtilt.search.lattice import closeness, covering, elements, first_step
 from headtilt.search.seen import Seen, harvest, join, near_identity, prior_at, select, tilted_odds
 
+REPEATS = 3  # as a power of the closeness of two poses: by how much the view from one repeats that from the other
+MOST_TOLD = 8.0  # log-odds that views may add to a guess
 FEWEST_FOR_LABEL = 4  # views: the two likeliest poses may both be wrong, and agree
 
 
@@ -37,12 +39,12 @@ class Joint:
         lattice: Poses that a fitted head chooses from: it guesses from the image as it came which of them are likely,
             and only these are looked at, within the budget. None looks at a lattice of `budget` poses, as do models
             that nothing is fitted for or that give no features.
-        mass: Probability of the poses that are looked at, at which no more are.
-        first: Likely poses are looked at a few at a time, the likeliest first: so many views, then twice as many, and
-            so on, until the head is sure.
+        mass: Probability of the poses that are looked at or lie beside one that is, at which no more are.
+        first: Poses are looked at a few at a time, those that should tell most first: so many views, then twice as
+            many, and so on, until the head is sure. Each time, what it says of the views so far is added to its guess.
         sure: Probability of a label at which the head is sure of it; 1 for never.
-        upright: Probability of being upright at which it is sure of that, which needs less: there the bare answer
-            usually counts; 1 for never.
+        upright: Probability that the image came upright and that its label as it came is right, at which the head is
+            sure of that, which needs less: there the bare answer usually counts; 1 for never.
         hypotheses: Hypotheses K to keep and refine, at most one per label.
         confidence: "energy", "bayesian" or a callable; curvature has no meaning on a lattice.
         rounds: Refinement rounds; each spends 2·L views around each of the best hypotheses, with half the step of the
@@ -58,7 +60,7 @@ class Joint:
     mass: float = 0.95
     first: int = 2
     sure: float = 0.999
-    upright: float = 0.9
+    upright: float = 0.5
 
     def __post_init__(self) -> None:
         for name, least in (("budget", 1), ("hypotheses", 1), ("rounds", 0), ("lattice", 1), ("first", 1)):
@@ -186,55 +188,79 @@ def look_where_likely(plan: Joint, evaluate: Evaluate, root: Evidence) -> Seen:
     stages = plan.stages
     if root.poses is None or root.poses.shape[-1] != len(poses):
         raise OptionError(f"the fitted head proposes poses of another lattice than one of {len(poses)}. Fit again.")
-    chosen, wanted = likeliest(root.poses, stages[-1], plan.mass)
-    first = torch.ones_like(chosen[:, :1], dtype=torch.bool)
-    prior = (torch.zeros_like(root.poses) if root.pose_prior is None else root.pose_prior).gather(1, chosen)
-    here = chosen[:, :1]
-    seen = Seen(coordinates[here], poses[here], _each(root, 1), first, len(poses) - 1, prior[:, :1])
-    unsure = first
+    close = closeness(plan.levels, plan.choices, root.poses)
+    places = torch.full_like(root.labels, plan.choices // 2)[:, None]
+    prior = torch.zeros_like(root.poses) if root.pose_prior is None else root.pose_prior
+    unsure = torch.ones_like(places, dtype=torch.bool)
+    seen = Seen(coordinates[places], poses[places], _each(root, 1), unsure, len(poses) - 1, prior.gather(1, places))
     for begin, end in pairwise((1, *stages)):
-        index, asked = chosen[:, begin:end], wanted[:, begin:end] & unsure
+        index, left = most_telling(told(root.poses, seen, places, close), places, close, end - begin)
+        asked = unsure & (left > 1 - plan.mass) if plan.mass < 1 else unsure.expand_as(index)
         found = _looked_at(evaluate, poses, root, index, asked)
-        seen = join(seen, Seen(coordinates[index], poses[index], found, asked, 0, prior[:, begin:end]))
+        seen = join(seen, Seen(coordinates[index], poses[index], found, asked, 0, prior.gather(1, index)))
+        places = torch.cat([places, index], dim=1)
         if end < stages[-1]:
             unsure = unsure & ~is_sure(plan, seen)[:, None]
     return seen
 
 
-def likeliest(guesses: Tensor, most: int, mass: float) -> tuple[Tensor, Tensor]:
-    """Return the identity and the likeliest other poses (B, most) of a lattice, and which of them are worth a view.
+def told(guesses: Tensor, seen: Seen, places: Tensor, close: Tensor) -> Tensor:
+    """Return how likely each pose of a lattice is (B, P), by the guesses and by what the head says of views so far.
+
+    A view in which the head finds the image upright speaks for the poses around it, one in which not against them.
 
     Args:
-        guesses: (B, P), log-probabilities of the poses; the one in the middle is the identity, which is seen already.
-        most: How many.
-        mass: Probability of the poses before it at which a pose is worth none; at 1 all are worth one, also where
-            rounding makes a sum of fewer come to 1.
+        guesses: (B, P), log-probabilities.
+        seen: Views of the same images.
+        places: (B, V), where in the lattice these are.
+        close: (P, P), see `closeness`.
     """
-    likely, here = guesses.exp(), guesses.shape[-1] // 2
-    others = likely.clone()
-    others[:, here] = -1
-    best = others.topk(min(most, len(likely[0])) - 1, dim=1)
-    before = likely[:, here, None] + best.values.cumsum(1) - best.values
-    identity = torch.full_like(best.indices[:, :1], here)
-    chosen = torch.cat([identity, best.indices], dim=1)
-    worth = before < mass if mass < 1 else torch.ones_like(before, dtype=torch.bool)
-    return chosen, torch.cat([torch.ones_like(identity, dtype=torch.bool), worth], dim=1)
+    if seen.evidence.upright is None:
+        return guesses.exp()
+    beside = close[places] * seen.looked[..., None]
+    odds = (beside * seen.evidence.upright).sum(1) / beside.sum(1).clamp_min(1e-6)
+    return (guesses + (beside.amax(1) * odds).clamp(-MOST_TOLD, MOST_TOLD)).softmax(1)
+
+
+def most_telling(likely: Tensor, places: Tensor, close: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the poses whose views should tell most beside those seen, and the probability that is left before each.
+
+    The likeliest poses lie side by side, and their views show much the same. So a view is worth less close to another.
+
+    Args:
+        likely: (B, P), probabilities of the poses of a lattice.
+        places: (B, V), those seen.
+        close: (P, P), see `closeness`.
+        count: How many to return.
+    """
+    fresh = 1 - close**REPEATS
+    left = likely * fresh[places].prod(1)
+    free = torch.ones_like(likely).scatter(1, places, 0.0)
+    chosen, before = [], []
+    for _ in range(count):
+        best = torch.where(free > 0, left @ close, -1.0).argmax(1)
+        chosen.append(best)
+        before.append(left.sum(1))
+        left = left * fresh[best]
+        free = free.scatter(1, best[:, None], 0.0)
+    return torch.stack(chosen, dim=1), torch.stack(before, dim=1)
 
 
 def is_sure(plan: Joint, seen: Seen) -> Tensor:
-    """Return of which images (B,) the views seen so far say enough: the label, or that the image came upright.
+    """Return of which images (B,) the views seen so far say enough: the label, or that the first view was right.
 
     Args:
         plan: How sure that must be.
         seen: Views that a head has scored.
     """
-    weights = seen.weights
-    label = (seen.evidence.logits + weights[..., None]).logsumexp(1).softmax(1).amax(1)
-    known = (label > plan.sure) & (seen.looked.sum(1) >= FEWEST_FOR_LABEL)
-    if seen.evidence.upright is None:
+    weights, evidence = seen.weights, seen.evidence
+    labels = (evidence.logits + weights[..., None]).logsumexp(1).softmax(1)
+    known = (labels.amax(1) > plan.sure) & (seen.looked.sum(1) >= FEWEST_FOR_LABEL)
+    if evidence.upright is None:
         return known
-    tilted = tilted_odds(seen.evidence.upright[..., 0] + weights, near_identity(seen.poses, plan.levels))
-    return known | ((-tilted).sigmoid() > plan.upright)
+    tilted = tilted_odds(evidence.upright[..., 0] + weights, near_identity(seen.poses, plan.levels))
+    stays = (-tilted).sigmoid() * labels.gather(1, evidence.labels[:, :1])[:, 0]
+    return known | (stays > plan.upright)
 
 
 def _looked_at(evaluate: Evaluate, poses: Tensor, root: Evidence, index: Tensor, asked: Tensor) -> Evidence:

@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from headtilt.geometry.groups import FiniteGroup, Group, matrices
+from headtilt.geometry.warp import invert
 
 POSES_TRIED = 64  # by which it is told how far levels move an image
+NEARNESS = 0.35  # distance ‖T − I‖ of a pose from another at which it counts half as much or so: a turn by 15°
 KEPT = 256  # lattices kept at most: a process has a few, a test run some hundreds
 
 Numbers = tuple[tuple[float, ...], ...]
@@ -105,6 +107,37 @@ def _covering_on(
     points, poses = _covering(levels, count)
     with torch.inference_mode(False):  # whoever asks next may be outside of it
         return torch.tensor(points, dtype=dtype, device=device), torch.tensor(poses, dtype=dtype, device=device)
+
+
+def closeness(levels: tuple[Group, ...], count: int, like: Tensor) -> Tensor:
+    """Return how much a view from each pose of a lattice tells of each other one (count, count): from 1 down to 0.
+
+    Levels of a small range have poses that are all close; there, closeness falls the faster.
+    """
+    made = _closeness_on.__wrapped__ if is_compiling() else _closeness_on
+    return made(levels, count, like.dtype, like.device)
+
+
+@lru_cache(maxsize=KEPT)
+def _closeness_on(levels: tuple[Group, ...], count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        _, poses = _covering_on.__wrapped__(levels, count, dtype, device)
+        return nearness(poses, invert(poses), min(NEARNESS, farthest(levels) / 6))
+
+
+def nearness(poses: Tensor, transforms: Tensor, width: float = NEARNESS) -> Tensor:
+    """Return how close to upright (n, P) each pose brings each image: 1 where it undoes the transform, falling to 0.
+
+    That is ‖P T − I‖² = ⟨PᵀP, TTᵀ⟩ − 2⟨Pᵀ, T⟩ + 3, two products of matrices for all of them.
+
+    Args:
+        poses: (P, 3, 3).
+        transforms: (n, 3, 3), of the images.
+        width: Distance at which it has fallen by half or so.
+    """
+    squares = (transforms @ transforms.mT).flatten(1) @ (poses.mT @ poses).flatten(1).T
+    apart = squares - 2 * transforms.flatten(1) @ poses.mT.flatten(1).T + 3
+    return (-apart.clamp_min(0) / (2 * width**2)).exp()
 
 
 def spread(group: Group, unit: Tensor) -> Tensor:

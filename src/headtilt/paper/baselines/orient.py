@@ -15,9 +15,8 @@ from headtilt.geometry.warp import Padding, centre_crop, invert, warp
 from headtilt.model.evidence import Evidence, floored
 from headtilt.model.predictor import Predictor
 from headtilt.paper.data.perturb import cropped_transforms, derived_seed, draw_nearly, turn
-from headtilt.search.lattice import lattice, spread
+from headtilt.search.lattice import NEARNESS, lattice, spread
 
-NEARNESS = 0.35  # distance ‖P·T − I‖ at which a pose counts half as much or so: a turn by 15°
 EXAMPLES = 49_152  # looks at images from which it learns
 EPOCHS, BATCH, RATE, DROPOUT = 12, 256, 2e-3, 0.2
 TILTS, TRAINING = 2, 3  # streams of a seed; those before are of the test sets
