@@ -488,7 +488,7 @@ def test_a_fitted_gate_lets_answers_through_where_no_pose_moves_an_image_far(dig
     robust = ht.ITS(digits_net, **ht.fast(levels)).fit(upright[:120], recipe=HeadRecipe(looks=2, hidden=32), promise=20)
     moved = warp(upright[120:200], ht.translate_x().matrix(0.22).expand(80, 3, 3), padding="zeros")
     found = robust.search(moved)
-    assert int((found.views > 2).sum()) > 40
+    assert int((found.views > 2).sum()) > 15
     right = digits_net(upright[120:200]).argmax(1)
     assert int((found.labels == right).sum()) >= int((found.bare.argmax(1) == right).sum()) + 4
 

@@ -156,10 +156,10 @@ def for_replacing(bare: Evidence, root: Tensor, answer: Tensor, posture: Posture
         answer: (B, Y), what the search answers.
         posture: How it thinks that they lie; None where no head tells.
     """
+    cost = expected_cost(bare, root, answer).clamp_min(LEAST_COST).log()
     gain = _gain(answer.softmax(1), bare.labels, answer).clamp_min(0).log()
-    cost = expected_cost(bare, root, answer).clamp_min(LEAST_COST).log().to(gain)
     tilt = 0.0 if posture is None else TILT_COUNTS * nn.functional.logsigmoid(posture.tilted).to(gain)
-    return gain + tilt - cost
+    return gain + tilt - cost.to(gain)
 
 
 def _gain(probabilities: Tensor, labels: Tensor, answer: Tensor) -> Tensor:
