@@ -33,6 +33,7 @@ from headtilt.paper import zoo
 from headtilt.paper.baselines.reference import ReferenceITS
 from headtilt.paper.data import load as load_data
 from headtilt.paper.data.perturb import draw, perturb_dataset
+from headtilt.paper.experiments.report import metadata
 from headtilt.presets import affine_levels
 from headtilt.sources.zoo.cnn import SmallCNN
 
@@ -78,7 +79,8 @@ def main() -> None:
         print(peak_of(json.loads(options.peak), options.device))
         return
     turns = 3 if options.quick else 15
-    report: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine(options.device)}
+    origin = metadata(" ".join(["python", *sys.argv]))
+    report: dict[str, Any] = {**origin, "machine": machine(options.device)}
     notes: list[str] = []
     report["networks"] = {}
     for name, part in (("growth", growth), ("memory", memory), ("labels", labels)):

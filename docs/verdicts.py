@@ -61,14 +61,18 @@ def _hyperparameters(report: dict[str, Any]) -> tuple[str, str]:
     found = report["verdict"]
     best = found["best"]
     why = (
-        f"More samples and hypotheses help only up to a point: best are {best['samples']} samples and "
-        f"{_counted(best['hypotheses'], 'hypothesis', 'hypotheses')}. More cost accuracy, since the wrong class "
-        f"among them often has the higher energy. Ten dropout passes gain {found['gain_1_to_10']:+.1f} points over one "
+        f"Best are {best['samples']} samples, of {_range(report['sizes']['samples'])} that were tried, and "
+        f"{_counted(best['hypotheses'], 'hypothesis', 'hypotheses')}, of {_range(report['sizes']['hypotheses'])}; the "
+        f"picture shows how much the others differ. Ten dropout passes gain {found['gain_1_to_10']:+.1f} points over one "
         f"sampled pass, fifty "
         f"{found['gain_10_to_50']:+.1f} over ten; the deterministic network does "
         f"{'worse' if found['sampling_beats_the_deterministic_model'] else 'as well'}."
     )
     return _words([found["largest_values_are_not_best"], found["gain_1_to_10_within_3_points"]]), why
+
+
+def _range(tried: list[int]) -> str:
+    return f"{min(tried)} to {max(tried)}"
 
 
 def _markov(report: dict[str, Any]) -> tuple[str, str]:
