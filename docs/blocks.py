@@ -335,7 +335,7 @@ def promise() -> str:
             provenance("promise", report),
             "CIFAR-10, and 1,000 images or more: [promise-cifar10.json](../results/promise-cifar10.json), "
             "[promise-large.json](../results/promise-large.json). Photographs: one network, 1,000 test images. "
-            "In the rows above them the search still looked at more views, and on CIFAR-10 the gate had an earlier rule. "
+            "In the other rows the search still looked at more views, and on CIFAR-10 the gate had an earlier rule. "
             "Of the digits there are 990 fit images in all.",
         ]
     )

@@ -63,7 +63,7 @@ def _hyperparameters(report: dict[str, Any]) -> tuple[str, str]:
     why = (
         f"Best are {best['samples']} samples, of {_range(report['sizes']['samples'])} that were tried, and "
         f"{_counted(best['hypotheses'], 'hypothesis', 'hypotheses')}, of {_range(report['sizes']['hypotheses'])}; the "
-        f"picture shows how much the others differ. Ten dropout passes gain {found['gain_1_to_10']:+.1f} points over one "
+        f"picture shows the others. Ten dropout passes gain {found['gain_1_to_10']:+.1f} points over one "
         f"sampled pass, fifty "
         f"{found['gain_10_to_50']:+.1f} over ten; the deterministic network does "
         f"{'worse' if found['sampling_beats_the_deterministic_model'] else 'as well'}."
