@@ -428,11 +428,13 @@ def test_a_view_beside_one_that_was_seen_is_worth_less():
     likely, places = torch.full((1, 36), 0.01), torch.tensor([[18]])
     likely[0, [4, 5, 6]] = torch.tensor([0.25, 0.3, 0.25])
     likely[0, 27] = 0.2
-    chosen, left = most_telling(likely, places, close, 3)
+    chosen, left = most_telling(likely, places, places == 18, close, 3)
     assert chosen[0, :2].tolist() == [5, 27], "the middle of the likely ones, then the other place"
     assert left[0, 0] > left[0, 1] > left[0, 2]
-    every, _ = most_telling(likely, places, close, 35)
+    every, _ = most_telling(likely, places, places == 18, close, 35)
     assert sorted(every[0].tolist()) == [place for place in range(36) if place != 18]
+    unseen, _ = most_telling(likely, torch.tensor([[18, 5]]), torch.tensor([[True, False]]), close, 1)
+    assert unseen.tolist() == [[5]], "a pose that was thought of, and not looked at, stands for nothing"
 
 
 def test_what_a_head_says_of_views_speaks_for_the_poses_around_them():

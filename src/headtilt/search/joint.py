@@ -194,8 +194,14 @@ def look_where_likely(plan: Joint, evaluate: Evaluate, root: Evidence) -> Seen:
     unsure = torch.ones_like(places, dtype=torch.bool)
     seen = Seen(coordinates[places], poses[places], _each(root, 1), unsure, len(poses) - 1, prior.gather(1, places))
     for begin, end in pairwise((1, *stages)):
-        index, left = most_telling(told(root.poses, seen, places, close), places, close, end - begin)
-        asked = unsure & (left > 1 - plan.mass) if plan.mass < 1 else unsure.expand_as(index)
+        if is_compiling() or bool(unsure.any()):
+            likely = told(root.poses, seen, places, close)
+            index, left = most_telling(likely, places, seen.looked, close, end - begin)
+            asked = unsure & (left > 1 - plan.mass) if plan.mass < 1 else unsure.expand_as(index)
+            unsure = unsure & asked[:, :1]
+        else:
+            index = places[:, :1].expand(-1, end - begin)
+            asked = torch.zeros_like(index, dtype=torch.bool)
         found = _looked_at(evaluate, poses, root, index, asked)
         seen = join(seen, Seen(coordinates[index], poses[index], found, asked, 0, prior.gather(1, index)))
         places = torch.cat([places, index], dim=1)
@@ -222,20 +228,21 @@ def told(guesses: Tensor, seen: Seen, places: Tensor, close: Tensor) -> Tensor:
     return (guesses + (beside.amax(1) * odds).clamp(-MOST_TOLD, MOST_TOLD)).softmax(1)
 
 
-def most_telling(likely: Tensor, places: Tensor, close: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def most_telling(likely: Tensor, places: Tensor, looked: Tensor, close: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the poses whose views should tell most beside those seen, and the probability that is left before each.
 
     The likeliest poses lie side by side, and their views show much the same. So a view is worth less close to another.
 
     Args:
         likely: (B, P), probabilities of the poses of a lattice.
-        places: (B, V), those seen.
+        places: (B, V), of views.
+        looked: (B, V), which of these the model was shown.
         close: (P, P), see `closeness`.
         count: How many to return.
     """
     fresh = 1 - close**REPEATS
-    left = likely * fresh[places].prod(1)
-    free = torch.ones_like(likely).scatter(1, places, 0.0)
+    left = likely * torch.where(looked[..., None], fresh[places], 1.0).prod(1)
+    free = 1 - torch.zeros_like(likely).scatter_add(1, places, looked.to(likely))
     chosen, before = [], []
     for _ in range(count):
         best = torch.where(free > 0, left @ close, -1.0).argmax(1)
