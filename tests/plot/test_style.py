@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 import headtilt as ht
 from headtilt import plot
 from headtilt.plot import style
+from headtilt.plot.explain import answered
 from headtilt.plot.style import pixels_of
 from tests.toys import ungated
 
@@ -126,6 +128,19 @@ class TestOneColourPerLabel:
         shared = points.keys() & stripes.keys()
         assert shared
         assert all(points[name] == stripes[name] for name in shared)
+
+    def test_views_that_were_never_shown_are_not_drawn(self):
+        robust = ungated(network(), LEVELS[:1], search="joint")
+        result = robust.search(pictures()[:1])
+        trace = result.trace[0]
+        labels, confidence = trace.labels.clone(), trace.confidence.clone()
+        labels[0, ::3], confidence[0, ::3] = -1, -math.inf
+        result = replace(result, trace=(replace(trace, labels=labels, confidence=confidence),))
+        cloud = plot.views(result, 0, names=NAMES).axes[0]
+        left = int((labels >= 0).sum())
+        assert cloud.get_title(loc="left") == f"{left} views seen"
+        assert sum(len(points.get_offsets()) for points in cloud.collections) == left
+        assert -1 not in answered(result)
 
     def test_words_and_pictures_have_one_sign(self):
         robust = ungated(network(), LEVELS[:1])
