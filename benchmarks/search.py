@@ -79,8 +79,7 @@ def main() -> None:
         print(peak_of(json.loads(options.peak), options.device))
         return
     turns = 3 if options.quick else 15
-    origin = metadata(" ".join(["python", *sys.argv]))
-    report: dict[str, Any] = {**origin, "machine": machine(options.device)}
+    report: dict[str, Any] = {**metadata(" ".join(["python", *sys.argv])), "machine": machine(options.device)}
     notes: list[str] = []
     report["networks"] = {}
     for name, part in (("growth", growth), ("memory", memory), ("labels", labels)):

@@ -19,7 +19,7 @@ from headtilt.geometry.groups import Group, matrices, quarter_turns, rotation, s
 from headtilt.geometry.warp import Interpolation, Padding, around, centre_crop, invert, warp
 from headtilt.model.evidence import Evidence, concatenate
 from headtilt.model.predictor import Predictor
-from headtilt.search.lattice import NEARNESS, elements, every_element, lattice, spread
+from headtilt.search.lattice import elements, every_element, lattice, nearness, spread
 
 NEARLY_ANGLE, NEARLY_SCALE, NEARLY_PIXELS = math.radians(3), 0.03, 0.5  # what a classifier should not mind
 RESAMPLED = 1 / 2  # of the upright images
@@ -159,8 +159,7 @@ class Sampler:
             parts.append(seen)
             tell(len(rows) * len(poses))
         evidence = concatenate(parts)
-        left = poses @ presented.transforms[:, None] - torch.eye(3, dtype=poses.dtype)
-        aim = (-left.flatten(2).square().sum(2) / (2 * NEARNESS**2)).exp()
+        aim = nearness(poses, presented.transforms.to(poses))
         device = evidence.logits.device
         views = (part.to(device).expand(len(images), *part.shape) for part in (coordinates, poses))
         rest = (aim, presented.upright, presented.exact, presented.transforms)

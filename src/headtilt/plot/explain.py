@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from headtilt.errors import OptionError
 from headtilt.geometry.groups import decompose
@@ -84,8 +83,9 @@ def answered(result: SearchResult) -> list[int]:
     """
     beam, trace = result.hypotheses, result.trace[0] if result.trace else None
     rivals = beam.labels[0][beam.active[0]].tolist()
-    seen = [] if trace is None else Counter(_shown(trace.labels[0]).tolist()).most_common()
-    found = [int(result.labels[0]), int(result.bare[0].argmax()), *rivals, *(label for label, _ in seen)]
+    seen = [] if trace is None else Counter(trace.labels[0].flatten().tolist()).most_common()
+    shown = (label for label, _ in seen if label >= 0)  # views that the model was not shown have −1
+    found = [int(result.labels[0]), int(result.bare[0].argmax()), *rivals, *shown]
     return list(dict.fromkeys(found))[: len(PALETTE)]
 
 
@@ -129,7 +129,7 @@ def _cloud(
     """Draw the views along the first level, coloured by label, and return the labels' colours."""
     group, shown = trace.levels[0], trace.labels[index] >= 0
     at, axis, text = in_natural_units(group, trace.coordinates[index, shown, 0])
-    confidence, labels = to_numpy(trace.confidence[index, shown]), _shown(trace.labels[index]).cpu().numpy()
+    confidence, labels = to_numpy(trace.confidence[index, shown]), trace.labels[index, shown].cpu().numpy()
     top = {int(label): float(confidence[labels == label].max()) for label in np.unique(labels)}
     ranked = sorted(top, key=lambda label: -top[label])
     every = label_colours([*first, *ranked[:TOLD_APART]])
@@ -157,11 +157,6 @@ def _cloud(
     handles, words = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], words[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return colours
-
-
-def _shown(labels: Tensor) -> Tensor:
-    """Return the labels of those views that the model was shown."""
-    return labels[labels >= 0]
 
 
 def _best(axes: Axes, result: SearchResult, index: int, names: Sequence[str] | None, colours: dict[int, str]) -> None:

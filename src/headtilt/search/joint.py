@@ -107,7 +107,7 @@ class Joint:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Views of the likeliest poses after which the head is asked whether it is sure, and their most."""
+        """Views after which the head is asked whether it is sure, and their most."""
         most, ends = min(self.coarse, self.choices), [self.first]
         while 2 * ends[-1] < most:
             ends.append(2 * ends[-1])
@@ -199,7 +199,7 @@ def look_where_likely(plan: Joint, evaluate: Evaluate, root: Evidence) -> Seen:
             index, left = most_telling(likely, places, seen.looked, close, end - begin)
             asked = unsure & (left > 1 - plan.mass) if plan.mass < 1 else unsure.expand_as(index)
             unsure = unsure & asked[:, :1]
-        else:
+        else:  # no more thought for what is settled; all batches have as many columns
             index = places[:, :1].expand(-1, end - begin)
             asked = torch.zeros_like(index, dtype=torch.bool)
         found = _looked_at(evaluate, poses, root, index, asked)
